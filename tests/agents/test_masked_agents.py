@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,8 @@ from apexrl.agents.action_masks import LEAST, EveryAction, MaskedActions, action
 from apexrl.agents.agent_info import BOX
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.errors import SpecError
+from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.spec import ACTION_MASK, ActionSpec, EnvSpec, Field
 
 DISCRETE = [name for name, info in AGENTS.items() if info.needs != BOX]
@@ -251,6 +254,52 @@ def test_an_encoder_of_ones_own_is_shown_no_mask() -> None:
     rng = np.random.default_rng(0)
     agent.act(seen_by(spec_of(), (ROWS,), rng), None, np.zeros(ROWS, np.float32))
     assert Own.given == {"observation/obs"}
+
+
+def test_a_loaded_agent_takes_the_mask_beside_the_observation_or_in_it() -> None:
+    spec = spec_of()
+    loaded, rng = LoadedAgent(made("ppo", spec), spec), np.random.default_rng(0)
+    for _ in range(5):
+        one = {key.removeprefix("observation/"): value[0] for key, value in seen_by(spec, (1,), rng).items()}
+        inside = loaded.act(one)
+        assert one["action_mask"][inside]
+        assert loaded.act(one["obs"], action_mask=one["action_mask"].astype(np.int8)) == inside
+    with pytest.raises(SpecError, match=r"wrap your environment in apexrl.envs.ActionMasks, too"):
+        loaded.act(one["obs"])
+    plain = EnvSpec({"observation": Field((3,), "float32")}, spec.action)
+    with pytest.raises(SpecError, match="was trained without action masks"):
+        LoadedAgent(made("ppo", plain), plain).act(one["obs"], action_mask=one["action_mask"])
+
+
+@pytest.mark.parametrize(
+    ("name", "nvec", "actions"),
+    [
+        pytest.param("dqn", (2, 3), "greedy", marks=pytest.mark.long),
+        pytest.param("r2d2", (), "greedy", marks=pytest.mark.long),
+        pytest.param("discrete_sac", (2, 3), "sampled", marks=pytest.mark.long),
+        ("ppo", (2, 3), "sampled"),
+    ],
+)
+def test_an_exported_file_takes_the_mask_as_an_input(
+    name: str, nvec: tuple[int, ...], actions: Any, tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    spec = spec_of(nvec)
+    loaded, rng = LoadedAgent(made(name, spec), spec), np.random.default_rng(0)
+    shapes = loaded.export(tmp_path / "agent.onnx", actions=actions)
+    assert shapes["inputs"][ACTION_MASK] == ["bool", ["batch", sum(spec.action.choices)]]
+    run = onnxruntime.InferenceSession(tmp_path / "agent.onnx", providers=["CPUExecutionProvider"])
+    seen: dict[str, Any] = seen_by(spec, (200,), rng)
+    given = seen | {
+        one.name: rng.random((200, *one.shape[1:])).astype(np.float32)
+        for one in run.get_inputs()
+        if one.name not in seen
+    }
+    chosen = run.run(["action"], given)[0]
+    assert permitted(spec, seen[ACTION_MASK], chosen).all()
+    if actions == "greedy" and name != "r2d2":
+        assert np.array_equal(chosen, loaded.act({key.split("/")[1]: value for key, value in seen.items()}))
 
 
 class Own(torch.nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from apexrl.config import EvaluatorConfig
 from apexrl.errors import ConfigError
 from apexrl.roles.executed_actions import ExecutedActions, changes_actions, described
-from apexrl.spec import ActionSpec, Array
+from apexrl.spec import ACTION_MASK, ActionSpec, Array, EnvSpec, Field
 
 DISCRETE = ActionSpec(n=1000)
 BOX = ActionSpec((2,), "float32", low=-np.ones(2, np.float32), high=np.ones(2, np.float32))
@@ -25,10 +25,10 @@ def played(
         resets: steps that are a reset, which ignores its action -> whether a game ended before it, or just a life.
     """
     resets = resets or {}
-    changes = ExecutedActions(settings, space, 1, seed=7)
+    changes = ExecutedActions(settings, EnvSpec({}, space), 1, seed=7)
     found = []
     for step, action in enumerate(chosen):
-        executed = changes.of(np.array([action]))
+        executed = changes.of(np.array([action]), {})
         found.append(executed[0])
         changes.stepped(executed, np.array([step in resets]), [0] if resets.get(step + 1) else [])
     return found
@@ -104,4 +104,23 @@ def test_a_game_begins_with_up_to_so_many_no_ops() -> None:
 )
 def test_settings_that_mean_nothing_for_the_actions(settings: dict[str, float], space: ActionSpec, told: str) -> None:
     with pytest.raises(ConfigError, match=re.compile(told)):
-        ExecutedActions(EvaluatorConfig(**settings), space, 1, 0)  # type: ignore[arg-type]
+        ExecutedActions(EvaluatorConfig(**settings), EnvSpec({}, space), 1, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("space", [ActionSpec(n=6), MULTI])
+def test_only_possible_actions_are_executed(space: ActionSpec, stack: int) -> None:
+    settings = EvaluatorConfig(eval_epsilon=0.5, eval_sticky=0.5, eval_noops=3 if space.discrete else 0)
+    size, rows = sum(space.choices), 50
+    changes = ExecutedActions(settings, EnvSpec({ACTION_MASK: Field((size,), "bool")}, space, stack), rows, 3)
+    rng, others, starts = np.random.default_rng(0), 0, np.cumsum((0, *space.choices[:-1]))
+    for _ in range(40):
+        masks = rng.random((rows, stack, size)) < 0.4
+        chosen = np.stack([rng.integers(n, size=rows) for n in space.choices], axis=1)
+        np.put_along_axis(masks[:, -1], chosen + starts, True, axis=1)
+        agents = chosen if space.nvec else chosen[:, 0]
+        executed = changes.of(agents, {ACTION_MASK: masks if stack > 1 else masks[:, 0]})
+        assert np.take_along_axis(masks[:, -1], executed.reshape(rows, -1) + starts, axis=1).all()
+        others += int((executed != agents).sum())
+        changes.stepped(executed, np.zeros(rows, np.bool_), [])
+    assert others > 300

@@ -179,7 +179,8 @@ def _acted(
     agent: Agent, spec: EnvSpec, example: dict[str, Array], states: Mapping[str, Any], sampled: bool
 ) -> dict[str, Array]:
     """What the agent itself does. The numbers by which it draws are put into ``example``."""
-    seen = {name: example[name] - spec.starts.get(name, 0) for name in spec.observation}
+    seen = {name: example[name] for name in spec.observation}
+    seen |= {name: example[name] - start for name, start in spec.starts.items()}
     state = {name: example[name] for name in states} or None
     if sampled:
         draws = cast("Draws", agent)

@@ -15,13 +15,14 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
-from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
+from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, past_missing
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack
     from apexrl.protocols import Agent, State
 
 
+MASK_KEY = ACTION_MASK.removeprefix(f"{OBSERVATION}/")
 _LARGE = 1 << 30  # bytes; smaller networks are not checked beforehand
 
 
@@ -45,12 +46,14 @@ class LoadedAgent:
         """Forget frames and states, at the start of an episode."""
         self._frames, self._state, self._count = None, None, 0
 
-    def act(self, observation: Any) -> Any:
+    def act(self, observation: Any, action_mask: Any = None) -> Any:
         """The action for one observation, or the actions for a batch of them.
 
         Args:
             observation: as the environment returns it: an array of the observation space's shape, or a (nested)
                 dict of them; with a leading axis B for B environments stepped together.
+            action_mask: of an agent that was trained with masks: which actions are possible, bool or integers
+                ``[n]``, or ``[B, n]``, where they are no entry of the observation.
 
         Returns:
             For one observation an ``int`` (Discrete) or an array (others); for a batch an array ``[B, ...]``.
@@ -58,6 +61,8 @@ class LoadedAgent:
         Raises:
             SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
         """
+        if action_mask is not None:
+            observation = self._with_mask(observation, action_mask)
         arrays, batched = self._named(observation)
         count = len(next(iter(arrays.values())))
         if count != self._count:
@@ -106,6 +111,13 @@ class LoadedAgent:
             self._frames = FrameStack(self.spec.stack, count, self.spec.observation)
             return self._frames.push(arrays)
         return self._frames.push(arrays, np.zeros(count, np.bool_))
+
+    def _with_mask(self, observation: Any, mask: Any) -> dict[str, Any]:
+        """The observation as ``envs.ActionMasks`` shows it."""
+        if not self.spec.masked:
+            raise SpecError("this agent was trained without action masks: act() of it takes none")
+        alone = not isinstance(observation, Mapping)
+        return {"obs": observation, MASK_KEY: mask} if alone else {**observation, MASK_KEY: mask}
 
     def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
         """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""

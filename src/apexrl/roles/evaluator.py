@@ -261,7 +261,7 @@ class Trial:
         self._greedy = settings.eval_actions == "greedy"
         self._changes: ExecutedActions | None = None
         if changes_actions(settings):
-            self._changes = ExecutedActions(settings, env.spec.action, env.num_envs, seed)
+            self._changes = ExecutedActions(settings, env.spec, env.num_envs, seed)
         self._agent = agent
         self._env = env
         self._check = check
@@ -296,7 +296,7 @@ class Trial:
         if self._check is not None:
             self._check.first(actions, self._env.num_envs)
         if self._changes is not None:
-            actions = self._changes.of(np.asarray(actions))
+            actions = self._changes.of(np.asarray(actions), self._seen)
         try:
             stepped = self._env.step(actions)
         except Exception:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.config import EvaluatorConfig
 from apexrl.errors import ConfigError
-from apexrl.spec import ActionSpec, Array
+from apexrl.spec import ACTION_MASK, ActionSpec, Array, EnvSpec
 
 NO_OP = 0  # of Atari and MinAtar
 CHANGES = ("eval_epsilon", "eval_sticky", "eval_noops")
@@ -17,13 +17,13 @@ CHANGES = ("eval_epsilon", "eval_sticky", "eval_noops")
 
 class ExecutedActions:
     """Replaces an agent's actions in B environments: by no-ops at the start of an episode, by the action executed
-    before (Machado et al. 2018, section 5.2), or by a uniformly random one.
+    before (Machado et al. 2018, section 5.2), or by a uniformly random one; never by one that is not possible.
 
     An episode is a whole game: a lost life neither forgets the action before nor brings new no-ops.
 
     Args:
         settings: how often.
-        space: of the actions.
+        spec: of the environments.
         envs: B.
         seed: of all that is drawn here.
 
@@ -31,26 +31,32 @@ class ExecutedActions:
         ConfigError: the settings mean nothing for such actions.
     """
 
-    def __init__(self, settings: EvaluatorConfig, space: ActionSpec, envs: int, seed: int) -> None:
-        check_actions(settings, space)
+    def __init__(self, settings: EvaluatorConfig, spec: EnvSpec, envs: int, seed: int) -> None:
+        check_actions(settings, spec.action)
         self._settings = settings
-        self._space = space
+        self._space, self._masked, self._stacked = spec.action, spec.masked, spec.stack > 1
         self._envs = envs
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))  # environments have the root
         self._executed: Array | None = None  # [B, ...], the last actions that no reset ignored
         self._repeatable = np.zeros(envs, np.bool_)  # where one was executed in this episode
         self._noops = self._draw_noops(envs)  # [B], still to come
 
-    def of(self, chosen: Array) -> Array:
-        """What is executed where the agent has ``chosen`` [B, ...]."""
-        settings = self._settings
+    def of(self, chosen: Array, seen: Mapping[str, Array]) -> Array:
+        """What is executed where the agent, seeing ``seen``, has ``chosen`` [B, ...]."""
+        settings, agents, masks = self._settings, chosen, self._masks(seen)
         if settings.eval_epsilon:
-            chosen = _where(self._rng.random(self._envs) < settings.eval_epsilon, self._random(), chosen)
+            chosen = _where(self._rng.random(self._envs) < settings.eval_epsilon, self._random(masks), chosen)
         if settings.eval_sticky and self._executed is not None:
             repeats = self._repeatable & (self._rng.random(self._envs) < settings.eval_sticky)
             chosen = _where(repeats, self._executed, chosen)
         if settings.eval_noops:
             chosen = _where(self._noops > 0, np.full_like(chosen, NO_OP), chosen)
+        if masks:
+            numbers = chosen.reshape(self._envs, -1).astype(np.int64, copy=False)
+            left: NDArray[np.bool_] = np.ones(self._envs, np.bool_)
+            for mask, number in zip(masks, numbers.T, strict=True):
+                left &= mask[np.arange(self._envs), number]
+            chosen = _where(left, chosen, agents)
         return chosen
 
     def stepped(self, executed: Array, starts: NDArray[np.bool_], ended: Sequence[int]) -> None:
@@ -69,7 +75,19 @@ class ExecutedActions:
         self._repeatable[games] = False
         self._noops[games] = self._draw_noops(len(games))
 
-    def _random(self) -> Array:
+    def _masks(self, seen: Mapping[str, Array]) -> list[NDArray[np.bool_]]:
+        """Which alternatives of every choice are possible, [B, n] each; nothing where there are no masks."""
+        if not self._masked:
+            return []
+        mask = np.asarray(seen[ACTION_MASK], np.bool_)
+        return np.split(mask[:, -1] if self._stacked else mask, np.cumsum(self._space.choices)[:-1], axis=1)
+
+    def _random(self, masks: Sequence[NDArray[np.bool_]]) -> Array:
+        if masks:
+            from apexrl.agents.action_masks import random_possible
+
+            drawn = np.stack([random_possible(mask, self._rng) for mask in masks], axis=1)
+            return drawn if self._space.nvec else drawn[:, 0]
         if self._space.nvec:
             return self._rng.integers(np.array(self._space.nvec), size=(self._envs, *self._space.shape))
         return self._rng.integers(self._space.n, size=self._envs)
