@@ -13,6 +13,7 @@ import pytest
 import torch
 from recording_observer import Watcher
 
+import apexrl
 from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
@@ -108,6 +109,15 @@ def test_a_killed_learner_goes_on_with_the_same_replay(tmp_path: Path, dataset: 
     assert summary["stopped_by"] == "callback"
     assert summary["restarts"]["learner"] == 1
     assert seen["size"] == Dataset(dataset).steps
+
+
+def test_a_run_goes_on_with_actors_where_the_dataset_ends(tmp_path: Path, dataset: str) -> None:
+    launch(config_for(tmp_path, dataset, updates=100, serial=True))
+    online = {"topology": "apex", "actors": 1, "envs_per_actor": 2, "min_size": 50, "updates_per_step": 0.5}
+    again = apexrl.resume(tmp_path / "run", show=False, updates=0, env_steps=300, **online)
+    assert again.summary["env_steps"] >= 300
+    assert again.summary["updates"] > 150  # those of the dataset among them
+    assert again.summary["best_eval_return"] is not None
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path: Path, dataset: str) -> None:

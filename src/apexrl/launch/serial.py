@@ -104,7 +104,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
 def _limited(program: Program) -> bool:
     """Whether a limiter or a queue decides how many updates follow a step of the actors."""
     ports = [port for node in program.nodes for port in node.ports.values()]
-    replays = [port.replay if isinstance(port, BatchesLink) else port for port in ports]
+    replays = [port.replay if isinstance(port, BatchesLink) else port for port in ports]  # of a mix actors have theirs
     options = [replay.options for replay in replays if isinstance(replay, ReplayLink)]
     return any(one.get("sampler") == "fifo" or one.get("samples_per_insert", 0.0) > 0 for one in options)
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from apexrl.roles.checkpointing import LIVE
 from apexrl.roles.newest_weights import version_of
-from apexrl.topologies.program import BatchesLink, CountLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.program import (
+    BatchesLink,
+    CountLink,
+    Link,
+    MixedLink,
+    Node,
+    Program,
+    ReceiptsLink,
+    ReplayLink,
+    WeightsLink,
+)
 
 _SUMMED = ("size", "capacity", "inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost")
 
@@ -52,6 +63,11 @@ class Wiring:
                 real.release()  # loading made it ours; it shall be its sampler's
             if port.make is None:
                 self._replays.append(real)
+        elif isinstance(port, MixedLink):
+            from apexrl.replay import MixedReplay
+
+            parts = {LIVE: self._make(port.replay), "dataset": self._make(port.dataset)}
+            real = MixedReplay(parts, {LIVE: 1.0 - port.share, "dataset": port.share})
         elif isinstance(port, BatchesLink):
             real = self._make(port.replay).serve(**port.options)
         elif isinstance(port, ReceiptsLink):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -272,14 +273,20 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
     context.send("checkpoint", path=str(path), updates=counts["updates"])
 
 
-def save_replay(context: Context, save: Callable[[Path, Callable[[], None]], object]) -> None:
-    """Let a replay's ``save`` write it beside the final checkpoint, as far as this generation may."""
+LIVE: Final = "live"
+"""Name of the replay that actors write to, in a mix with a dataset."""
+
+
+def save_replay(context: Context, replay: Any) -> None:
+    """Write a replay beside the final checkpoint, as far as this generation may. Of a mix that of the actors is kept: a
+    dataset has its files."""
+    replay = getattr(replay, "replays", {LIVE: replay})[LIVE]
     path = RunFolder(context.folder).replay_path
 
     def write() -> None:
         folder_of(context)
         context.fence.check()
-        save(path, context.fence.check)
+        replay.save(path, context.fence.check)
 
     Saving(context, 0.0, "the replay's snapshot").last(write)
 

@@ -202,7 +202,7 @@ class Learner:
         self._report(now=float("inf"))
         self._saving.last(self._checkpoint)
         if self._config.learner.save_replay and self._replay is not None and self._leads:
-            checkpointing.save_replay(self._context, self._replay.save)
+            checkpointing.save_replay(self._context, self._replay)
 
     def _checkpoint(self) -> None:
         if self._leads:

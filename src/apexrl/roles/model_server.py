@@ -106,7 +106,7 @@ class ModelServer:
         self._model.report()
         self._saving.last(self._model.save)
         if self._config.learner.save_replay:
-            checkpointing.save_replay(self._context, self._replay.save)
+            checkpointing.save_replay(self._context, self._replay)
         for crew in self._crews:
             crew.check()
 

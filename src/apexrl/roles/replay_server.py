@@ -48,4 +48,4 @@ class ReplayServer:
         self._server.step(0.0)
         self._unsent.count()
         if self._keep:
-            checkpointing.save_replay(self._context, self._server.replay.save)
+            checkpointing.save_replay(self._context, self._server.replay)

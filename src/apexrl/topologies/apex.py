@@ -6,6 +6,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.roles import Actor, Evaluator, Learner, ReplayServer
+from apexrl.topologies.dataset_links import with_dataset
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.replay_links import prioritized, served
 from apexrl.topologies.sync_learners import averaging
@@ -22,6 +23,7 @@ def apex(config: Config, probe: Probe) -> Program:
     program = Program(config)
 
     replay = program.replay(**prioritized(config, probe, together=learners))
+    source = with_dataset(program, config, probe, replay)
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
@@ -30,9 +32,9 @@ def apex(config: Config, probe: Probe) -> Program:
 
     learning: dict[str, Any] = {**settings, "weights": weights, "restarts": restarts}
     if learners == 1:
-        program.role(Learner, **learning, replay=replay)
+        program.role(Learner, **learning, replay=source)
     else:
-        batches = program.batches(replay, learners=learners, **served(config))
+        batches = program.batches(source, learners=learners, **served(config))
         together = averaging(program, config, probe)
         program.role(ReplayServer, config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)

@@ -5,6 +5,7 @@ A topology says of each role whether it moves (``Program.role``). The kind of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.links.local.shared_parameters import SharedParameters
-from apexrl.topologies.program import BatchesLink, Link, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
+from apexrl.topologies.program import BatchesLink, Link, MixedLink, Node, Program, ReceiptsLink, ReplayLink, WeightsLink
 from apexrl.topologies.queue_links import queue_names
 
 _LINKS = (ReplayLink, BatchesLink, WeightsLink, ReceiptsLink, Link)
@@ -52,7 +53,7 @@ def crossing(program: Program) -> Crossing:
     if not moving:
         raise ConfigError(f"topology {name} keeps all of its roles on one machine: none can run on other hosts")
     there = {id(port) for node in staying for port in node.ports.values()}
-    there |= {id(port.replay) for node in staying for port in node.ports.values() if isinstance(port, BatchesLink)}
+    there |= {id(source) for node in staying for port in node.ports.values() for source in _sources(port)}
     links = _links(moving)
     inner = tuple(link for link in links if id(link) not in there)
     found: dict[str, list[Any]] = {"replays": [], "weights": [], "inference": [], "gradients": []}
@@ -75,6 +76,13 @@ def crossing(program: Program) -> Crossing:
     if one["gradients"] is not None:
         parameters, one["weights"] = one["weights"], None
     return Crossing(moving, staying, tuple(found["replays"]), **one, parameters=parameters, inner=inner)
+
+
+def _sources(port: Any) -> Iterator[Any]:
+    """What batches, or a mix, are drawn from."""
+    while isinstance(port, BatchesLink | MixedLink):
+        port = port.replay
+        yield port
 
 
 def _links(nodes: tuple[Node, ...]) -> list[Any]:

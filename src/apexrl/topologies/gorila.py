@@ -8,6 +8,7 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, GradientLearner, ParameterServer, ReplayServer
+from apexrl.topologies.dataset_links import with_dataset
 from apexrl.topologies.parameter_server_links import sharded
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.queue_links import OfQueue, queue_ports
@@ -47,16 +48,18 @@ def gorila(config: Config, probe: Probe) -> Program:
     if wiring.replay == "global":
         replay = program.replay(**prioritized(config, probe))
         given = {"batch_size": config.learner.batch_size, "beta": config.replay.correction}
-        batches = program.batches(replay, learners=wiring.learners, **given)
+        source = with_dataset(program, config, probe, replay)
+        batches = program.batches(source, learners=wiring.learners, **given)
         program.role(ReplayServer, config=config, batches=batches, **sturdy)
         program.role(GradientLearner, batches=batches, **learning)
         program.role(Actor, replay=replay, **acting)
     else:
         share = _share(config)
         options = [{**prioritized(share, probe), "seed": config.seed + i} for i in range(wiring.learners)]
-        own = queue_ports([program.replay(**replay) for replay in options])
-        program.role(OfQueue(GradientLearner), **own, **learning)
-        program.role(OfQueue(Actor), **own, **acting)
+        own = [program.replay(**replay) for replay in options]
+        mixed = [with_dataset(program, config, probe, replay, i) for i, replay in enumerate(own)]
+        program.role(OfQueue(GradientLearner), **queue_ports(mixed), **learning)
+        program.role(OfQueue(Actor), **queue_ports(own), **acting)
     serving = {**settings, **links, "count": wiring.parameter_servers}
     program.role(ParameterServer, **serving, **sturdy)
     program.role(Evaluator, **settings, weights=weights, **fragile)

@@ -20,7 +20,7 @@ from apexrl.roles import Intake, Uplink
 from apexrl.spec import Field
 from apexrl.topologies.crossing import Crossing, crossing
 from apexrl.topologies.parameter_server_links import board
-from apexrl.topologies.program import BatchesLink, Link, Node, Program, ReceiptsLink, ReplayLink
+from apexrl.topologies.program import BatchesLink, Link, MixedLink, Node, Program, ReceiptsLink, ReplayLink
 from apexrl.topologies.queue_links import OfAllQueues, queue_ports
 
 DEFAULT_SLOTS = 64
@@ -214,12 +214,12 @@ def check_whole_queue(config: Config, where: str) -> None:
 
 
 def rewired(nodes: Sequence[Node], old: Any, new: Any) -> list[Node]:
-    """The nodes with ``new`` where they had the link ``old``, also as the source of batches."""
-    batches: dict[int, BatchesLink] = {}  # one placeholder stays one
+    """The nodes with ``new`` where they had the link ``old``, also as a source of batches, or of a mix."""
+    changed: dict[int, BatchesLink | MixedLink] = {}  # one placeholder stays one
 
     def port(value: Any) -> Any:
-        if isinstance(value, BatchesLink) and value.replay is old:
-            return batches.setdefault(id(value), replace(value, replay=new))
+        if isinstance(value, BatchesLink | MixedLink) and (inner := port(value.replay)) is not value.replay:
+            return changed.setdefault(id(value), replace(value, replay=inner))
         return new if value is old else value
 
     return [replace(node, ports={name: port(value) for name, value in node.ports.items()}) for node in nodes]

@@ -83,6 +83,8 @@ def check(config: Config, placement: str) -> None:
     cell = CELLS.get((name, placement), RUNS)
     if cell.reason:
         raise ConfigError(f"topology {name} does not run with {PLACEMENTS[placement]}: {cell.reason}")
+    if placement == "ray" and config.replay.dataset:
+        raise ConfigError("--dataset does not go with --ray, whose replay lies on several nodes: leave out one of them")
     values = flat(config)
     if off := [setting for setting, value in cell.needs.items() if values[setting] != value]:
         has, needs = (" ".join(as_flag(one, of[one]) for one in off) for of in (values, cell.needs))

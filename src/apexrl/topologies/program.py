@@ -57,13 +57,25 @@ class ReplayLink:
 
 
 @dataclass(frozen=True)
+class MixedLink:
+    """Placeholder of a mix of two replays (``apexrl.replay.MixedReplay``): one that is written to, and a dataset's.
+
+    ``share``: part of every batch that is the dataset's.
+    """
+
+    replay: ReplayLink
+    dataset: ReplayLink
+    share: float
+
+
+@dataclass(frozen=True)
 class BatchesLink:
     """Placeholder of batches that a ``replay`` role samples and learners take.
 
     ``options`` are the keyword arguments of ``apexrl.replay.Replay.serve``.
     """
 
-    replay: ReplayLink
+    replay: ReplayLink | MixedLink
     options: Mapping[str, Any]
 
 
@@ -175,7 +187,7 @@ class Program:
         """The replay that ``make(**options)`` returns, into which nobody writes."""
         return ReplayLink(options, make)
 
-    def batches(self, replay: ReplayLink, **options: Any) -> BatchesLink:
+    def batches(self, replay: ReplayLink | MixedLink, **options: Any) -> BatchesLink:
         """Batches of a replay for several learners (see ``apexrl.replay.Replay.serve``)."""
         return BatchesLink(replay, options)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from apexrl.protocols import Context, Role
 from apexrl.roles.role_traits import RoleTraits, traits_of
-from apexrl.topologies.program import Factory, ReplayLink
+from apexrl.topologies.program import Factory, MixedLink, ReplayLink
 
 
-def queue_ports(replays: Sequence[ReplayLink]) -> dict[str, Any]:
+def queue_ports(replays: Sequence[ReplayLink | MixedLink]) -> dict[str, Any]:
     """The ports of a role that is made by ``OfQueue``."""
     return {f"queue_{i}": one for i, one in enumerate(replays)}
 

@@ -57,10 +57,11 @@ def samples_per_insert(config: Config, item: Item, together: int = 1) -> float:
     """The ratio of sampled to inserted items that makes ``updates_per_step`` updates for every environment step.
 
     A transition is inserted for every step, a sequence for every ``stride`` steps: of episodes much longer than it. An
-    update takes a batch of each of the learners that make it ``together``.
+    update takes a batch of each of the learners that make it ``together``, of which a dataset may give a share.
     """
+    live = 1.0 - config.replay.dataset_share if config.replay.dataset else 1.0
     steps = item.stride if item.kind == "sequence" else 1
-    return config.replay.updates_per_step * config.learner.batch_size * together * steps
+    return config.replay.updates_per_step * config.learner.batch_size * together * steps * live
 
 
 def served(config: Config) -> dict[str, Any]:

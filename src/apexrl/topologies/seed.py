@@ -8,6 +8,7 @@ from apexrl.config import Config
 from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
+from apexrl.topologies.dataset_links import with_dataset
 from apexrl.topologies.program import Probe, Program, room
 from apexrl.topologies.replay_links import experience, most_waiting
 
@@ -32,14 +33,14 @@ def seed(config: Config, probe: Probe) -> Program:
         splits=group_sizes(config, len(probe.spec.agents) or 1),
     )
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
-    central: dict[str, Any] = {"replay": replay, "weights": weights, "restarts": config.learner.learner_restarts}
+    central: dict[str, Any] = {"weights": weights, "restarts": config.learner.learner_restarts}
     fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
     # Where processors are short, environments wait for the learner and for inference, and neither for them.
     fragile["nice"] = 5
 
-    program.role(Learner, **settings, **central)
+    program.role(Learner, **settings, **central, replay=with_dataset(program, config, probe, replay))
     throttle = most_waiting(config, probe.item)
-    program.role(InferenceServer, **settings, **central, inference=inference, most_waiting=throttle)
+    program.role(InferenceServer, **settings, **central, replay=replay, inference=inference, most_waiting=throttle)
     workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
     workers |= {"inference": inference, "moves": True}
     program.role(EnvWorker, **settings, **workers, **fragile)
