@@ -174,6 +174,7 @@ class PyReplay {
   bool ragged_ = false;  // some field is
 };
 
+void bind_items(nb::class_<PyReplay>& replay);
 void bind_replay(nb::module_& m);
 void bind_writer(nb::module_& m);
 void bind_chunks(nb::module_& m);

@@ -86,8 +86,18 @@ void bind_replay(nb::module_& m) {
       .value("transition", Kind::transition)
       .value("sequence", Kind::sequence)
       .value("unroll", Kind::unroll);
-  nb::enum_<Sampler>(m, "Sampler").value("prioritized", Sampler::prioritized).value("fifo", Sampler::fifo);
-  nb::enum_<Remover>(m, "Remover").value("fifo", Remover::fifo).value("proportional", Remover::proportional);
+  nb::enum_<Sampler>(m, "Sampler")
+      .value("prioritized", Sampler::prioritized)
+      .value("fifo", Sampler::fifo)
+      .value("lifo", Sampler::lifo)
+      .value("max_heap", Sampler::max_heap)
+      .value("min_heap", Sampler::min_heap);
+  nb::enum_<Remover>(m, "Remover")
+      .value("fifo", Remover::fifo)
+      .value("proportional", Remover::proportional)
+      .value("lifo", Remover::lifo)
+      .value("max_heap", Remover::max_heap)
+      .value("min_heap", Remover::min_heap);
   nb::enum_<GoalStrategy>(m, "GoalStrategy")
       .value("future", GoalStrategy::future)
       .value("final", GoalStrategy::final)
@@ -128,6 +138,7 @@ void bind_replay(nb::module_& m) {
       .def_ro("inserted", &Snapshot::inserted)
       .def_ro("sampled", &Snapshot::sampled)
       .def_ro("evicted", &Snapshot::evicted)
+      .def_ro("deleted", &Snapshot::deleted)
       .def_ro("batches", &Snapshot::batches)
       .def_prop_ro("rng", [](const Snapshot& s) {
         std::vector<uint64_t> words(s.rng.first.state.begin(), s.rng.first.state.end());
@@ -135,7 +146,8 @@ void bind_replay(nb::module_& m) {
         return words;
       });
 
-  nb::class_<PyReplay>(m, "Replay")
+  nb::class_<PyReplay> replay(m, "Replay");
+  replay
       .def_static(
           "create",
           [](nb::list fields, nb::dict sizes, const std::string& json, const std::string& directory) {
@@ -147,6 +159,7 @@ void bind_replay(nb::module_& m) {
             g.sampler = nb::cast<Sampler>(sizes["sampler"]);
             g.remover = nb::cast<Remover>(sizes["remover"]);
             g.independent = small("independent");
+            g.consumes = small("consumes");
             g.capacity = whole("capacity");
             g.most = whole("most");
             g.chunk = small("chunk");
@@ -280,6 +293,7 @@ void bind_replay(nb::module_& m) {
         d["inserted"] = h.inserted.load();
         d["sampled"] = h.sampled.load();
         d["evicted"] = h.evicted.load();
+        d["deleted"] = h.deleted.load();
         d["updates_applied"] = h.updates_applied.load();
         d["updates_stale"] = h.updates_stale.load();
         d["epoch"] = h.epoch.load();
@@ -346,11 +360,12 @@ void bind_replay(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("largest_generation", [](const PyReplay& r) { return r.replay->largest_generation(); },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, double largest) {
+      .def("restore_counters", [](PyReplay& r, uint64_t inserted, uint64_t sampled, uint64_t evicted, uint64_t deleted, double largest) {
         Header& h = r.replay->view().header();
         h.inserted.store(inserted);
         h.sampled.store(sampled);
         h.evicted.store(evicted);
+        h.deleted.store(deleted);
         raise_max_priority(h, largest);
       })
       .def("restore_draws", [](PyReplay& r, uint64_t batches, std::vector<uint64_t> words) {
@@ -361,6 +376,7 @@ void bind_replay(nb::module_& m) {
         r.replay->owner()->set_rng_state(draws, removal);
         r.replay->owner()->set_batches(batches);
       });
+  bind_items(replay);
 
 }
 

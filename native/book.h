@@ -30,12 +30,17 @@ class Book {
   Limiter limiter;
   Store store;
 
-  // Slots with items, oldest first, then those still being written.
+  // Slots with items, oldest first, then those still being written, of each lane in the order of their use.
   std::vector<uint32_t> filled() const {
     std::vector<uint32_t> all = store.in_order();
-    for (const auto& lane : held_)
+    std::vector<std::pair<uint64_t, uint32_t>> open;
+    for (const auto& lane : held_) {
+      open.clear();
       for (const uint32_t s : lane)
-        if (store.slots[s].visible > 0) all.push_back(s);
+        if (store.slots[s].visible > 0) open.emplace_back(view_.meta(s).order.load(std::memory_order_relaxed), s);
+      std::sort(open.begin(), open.end());
+      for (const auto& [used, s] : open) all.push_back(s);
+    }
     return all;
   }
 
@@ -152,7 +157,7 @@ class Book {
   // looked at first and was still empty then; what comes later has its turn with the next drain. What the order word
   // of a slot without items says is of an earlier generation.
   size_t in_order_of_use(std::vector<uint32_t>& held) {
-    if (view_.geometry().sampler != Sampler::fifo && !decays(view_.geometry())) return held.size();
+    if (!keeps_order(view_.geometry())) return held.size();
     const auto filled = [&](uint32_t s) { return view_.meta(s).count.load(std::memory_order_acquire) > 0; };
     const auto order = [&](uint32_t s) { return view_.meta(s).order.load(std::memory_order_relaxed); };
     uint64_t newest = 0;

@@ -93,6 +93,36 @@ class Draws {
     store.done_with(refs_);
   }
 
+  // lifo, max- and min-heap: the first n in that order, each once.
+  void first(Store& store, Outputs& out) {
+    const Geometry& g = view_.geometry();
+    store.first(out.n, leaf_);
+    refs_.resize(out.n);
+    for (size_t i = 0; i < out.n; ++i) name(store, out, i, leaf_[i]);
+    std::fill_n(out.probabilities, out.n, 1.0);
+    std::fill_n(out.weights, out.n, 1.0f);
+    for (size_t i = 0; g.consumes && i < out.n; ++i) store.take_out(leaf_[i]);  // their slots keep the rows until others need them
+    store.tree.propagate();
+    gather(out, 0, out.n);
+  }
+
+  // Items by their keys, those that are still there, to the front of the outputs. Answers how many.
+  size_t listed(const Store& store, const uint64_t* keys, size_t n, Outputs& out) {
+    const bool drawn = view_.geometry().sampler == Sampler::prioritized;
+    const double total = store.tree.total();
+    refs_.resize(n);
+    size_t found = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t leaf = store.leaf_of(keys[i]);
+      if (leaf < 0) continue;
+      name(store, out, found, uint32_t(leaf));
+      out.probabilities[found++] = drawn && total > 0.0 ? view_.leaves()[leaf] / total : 1.0;
+    }
+    std::fill_n(out.weights, found, 1.0f);
+    gather(out, 0, found);
+    return found;
+  }
+
  private:
   static constexpr size_t kBlock = 64;  // items: their lines and paths through the tree fit the first cache
 
@@ -118,6 +148,14 @@ class Draws {
       smallest = std::min(smallest, p);
     }
     return smallest;
+  }
+
+  // The i-th item of a batch: its row and its key.
+  void name(const Store& store, Outputs& out, size_t i, uint32_t leaf) {
+    const Geometry& g = view_.geometry();
+    const uint32_t slot = leaf / g.leaves, offset = leaf % g.leaves;
+    refs_[i] = ItemRef{slot, g.behind + offset, 0, 0};
+    out.keys[i] = view_.key(slot, offset, store.slots[slot].generation);
   }
 
   // Items [start, start + count) of a batch into its outputs.

@@ -23,8 +23,9 @@ namespace apexrl {
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 enum class Kind : uint32_t { rows = 0, transition = 1, sequence = 2, unroll = 3 };
-enum class Sampler : uint32_t { prioritized = 0, fifo = 1 };  // uniform: prioritized with alpha 0
-enum class Remover : uint32_t { fifo = 0, proportional = 1 };
+enum class Sampler : uint32_t { prioritized = 0, fifo = 1, lifo = 2, max_heap = 3, min_heap = 4 };  // uniform: prioritized with alpha 0
+enum class Remover : uint32_t { fifo = 0, proportional = 1, lifo = 2, max_heap = 3, min_heap = 4 };
+enum class Order { none, newest, largest, smallest };  // of items (ranking.h)
 
 // The head of a row in a stream, at the start of its record. It is complete when the first window that holds the row is
 // published, except `flags` and `cell`: the writer marks later that an item begins here, while windows of earlier items
@@ -97,6 +98,7 @@ struct Geometry {
   Sampler sampler;
   Remover remover;
   uint32_t independent;  // draws: else stratified
+  uint32_t consumes;     // an item goes when it is sampled
   double remover_alpha;
   double recency_half_life;  // items; 0: age in items does not count
   double lag_half_life;      // weights versions; 0: their age does not count
@@ -209,6 +211,7 @@ struct Header {
   Shared<uint64_t> dropped_steps;            // appended, but their window was never completed
   Shared<uint64_t> handed;                   // fifo: items given out that may be in use
   Shared<uint64_t> lost;                     // fifo: items that owners had given out when they died
+  Shared<uint64_t> deleted;                  // items that users deleted
   Shared<uint64_t> damaged;                  // words with impossible values that were found here
   Shared<uint64_t> allowed;                  // fifo: items that may wait here, + 1; 0: as many as the capacity
   // the limiter (Reverb's): samples and inserts may drift apart within a band
@@ -227,8 +230,23 @@ inline uint32_t bits_for(uint64_t n) {  // bits that hold 0 … n-1
   return bits;
 }
 
+// The order in which a sampler gives items out, and a remover takes them.
+inline Order order_of(Sampler sampler) {
+  return sampler == Sampler::lifo ? Order::newest : sampler == Sampler::max_heap ? Order::largest
+         : sampler == Sampler::min_heap ? Order::smallest : Order::none;
+}
+inline Order order_of(Remover remover) {
+  return remover == Remover::lifo ? Order::newest : remover == Remover::max_heap ? Order::largest
+         : remover == Remover::min_heap ? Order::smallest : Order::none;
+}
+
 // Whether an item's chance depends on its age.
 inline bool decays(const Geometry& g) { return g.recency_half_life > 0.0 || g.lag_half_life > 0.0; }
+
+// Whether the order in which items are taken in makes a difference, beside that of their chunks.
+inline bool keeps_order(const Geometry& g) {
+  return g.sampler == Sampler::fifo || decays(g) || order_of(g.sampler) != Order::none || order_of(g.remover) != Order::none;
+}
 
 // Leaves of all slots, as a sum tree takes them.
 inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leaves) * g.slots, 8); }
@@ -238,7 +256,9 @@ inline uint64_t tree_leaves(const Geometry& g) { return round_up(uint64_t(g.leav
 inline uint64_t bytes_when_full(const Geometry& g) {
   const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
   const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
-  const uint64_t own = 32 + g.leaves * (trees == 1 ? 2 : 12), ragged = uint64_t(g.block) * g.slot_blocks;
+  const uint64_t rankings = (order_of(g.sampler) != Order::none) + (order_of(g.remover) != Order::none);
+  const uint64_t own = 32 + g.leaves * ((trees == 1 ? 2 : 12) + rankings * 19);  // Ranking::kLeafBytes
+  const uint64_t ragged = uint64_t(g.block) * g.slot_blocks;
   return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + ragged + sizeof(SlotMeta) + (decays(g) ? 3 : 2) * sizeof(double) * g.leaves + own);
 }
 
@@ -334,7 +354,7 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   const Geometry said = h.geometry;
   constexpr uint32_t kSome = 1 << 20;
   const bool rows = said.kind == Kind::rows;
-  if (said.columns > kMaxColumns || said.kind > Kind::unroll || said.sampler > Sampler::fifo || said.remover > Remover::proportional ||
+  if (said.columns > kMaxColumns || said.kind > Kind::unroll || said.sampler > Sampler::min_heap || said.remover > Remover::min_heap || said.consumes > 1 ||
       said.chunk == 0 || said.chunk > 65535 || said.chunk_items == 0 || said.lanes == 0 || said.lanes > 1 << 13 ||
       said.streams == 0 || said.streams > 1 << 16 || said.desk == 0 || said.desk > 1 << 16 || said.capacity == 0 ||
       said.most < said.capacity || said.most > uint64_t(1) << 40 || said.behind > kSome || said.ahead > kSome ||

@@ -28,7 +28,9 @@ class Limiter {
   SampleStatus may_sample(uint64_t items, size_t n) {
     Header& h = header();
     if (items < min_size()) return SampleStatus::too_few;
-    if (view_.geometry().sampler == Sampler::fifo) return items < n ? SampleStatus::too_few : SampleStatus::ok;
+    const Sampler sampler = view_.geometry().sampler;
+    if (sampler != Sampler::prioritized && items < n) return SampleStatus::too_few;  // a batch has each item once
+    if (sampler == Sampler::fifo) return SampleStatus::ok;
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     if (rate <= 0.0) return SampleStatus::ok;
     double error = h.error_buffer.load(std::memory_order_relaxed);

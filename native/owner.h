@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "view.h"
 #include "segment.h"
 #include "snapshot.h"
+#include "stored_items.h"
 
 namespace apexrl {
 
@@ -142,6 +144,25 @@ class Owner {
     return true;
   }
 
+  // Items by key (stored_items.h): how many of them there were; -1 or nothing: it has yielded.
+  std::optional<std::vector<uint64_t>> keys() {
+    std::lock_guard guard(mutex_);
+    if (!stays()) return std::nullopt;
+    return keys_in_order(view_, book_);
+  }
+  int64_t read(const uint64_t* keys, size_t n, Outputs& out) {
+    std::lock_guard guard(mutex_);
+    return stays() ? int64_t(draws_.listed(book_.store, keys, n, out)) : -1;
+  }
+  int64_t remove(const uint64_t* keys, size_t n) {
+    std::lock_guard guard(mutex_);
+    return stays() ? int64_t(delete_items(view_, book_.store, keys, n)) : -1;
+  }
+  int64_t change(const uint64_t* keys, size_t n, const std::vector<NewValues>& news) {
+    std::lock_guard guard(mutex_);
+    return stays() ? int64_t(change_items(view_, book_.store, keys, n, news)) : -1;
+  }
+
   // Sleeps until workers publish something, at most `ns`. Safe without the GIL.
   void wait_for_items(int64_t ns) {
     Header& h = header();
@@ -261,6 +282,12 @@ class Owner {
   bool drain() {
     return change_state([this] { book_.drain(); });
   }
+  // Takes in what is new, to go on as the owner for more than eviction. False: it has yielded.
+  bool stays() {
+    if (yielded() || !drain()) return false;
+    header().provisional.store(0, std::memory_order_relaxed);
+    return true;
+  }
   void resign() {  // `handed` stays: items that were being given out are lost
     yielded_.store(true, std::memory_order_release);
     leave();
@@ -276,14 +303,18 @@ class Owner {
     tried_at_ = h.absorbed.load(std::memory_order_relaxed);
     const SampleStatus status = may_sample(out.n);
     if (status != SampleStatus::ok) return status;
-    if (g.sampler == Sampler::fifo) {
+    if (g.consumes) {
       if (outstanding) {
         served_ += out.n;
       } else {
         drawn_ = out.n;
       }
       h.handed.store(served_ + drawn_, std::memory_order_relaxed);
+    }
+    if (g.sampler == Sampler::fifo) {
       draws_.oldest(book_.store, out);
+    } else if (g.sampler != Sampler::prioritized) {
+      draws_.first(book_.store, out);
     } else {
       if (out.hindsight.column != UINT32_MAX && !book_.store.episodes) book_.store.index_episodes(book_.filled());
       draws_.proportional(book_.store, out, beta, normalize);
@@ -334,7 +365,7 @@ class Owner {
 
   SampleStatus may_sample(size_t n) {
     const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n);
-    if (view_.geometry().sampler == Sampler::fifo) return status;
+    if (view_.geometry().sampler != Sampler::prioritized) return status;
     return status == SampleStatus::ok && book_.store.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
   }
 

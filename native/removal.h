@@ -15,7 +15,7 @@ namespace apexrl {
 class Removal {
  public:
   explicit Removal(const View& view)
-      : exponent_(view.geometry().remover_alpha / view.geometry().alpha),
+      : exponent_(view.geometry().remover_alpha == 0.0 ? 0.0 : view.geometry().remover_alpha / view.geometry().alpha),
         floor_(std::pow(1e-12, view.geometry().alpha)),
         mass_(tree_leaves(view.geometry())),
         tree_(mass_.data(), mass_.size()) {}

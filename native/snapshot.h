@@ -41,7 +41,7 @@ struct Snapshot {
     uint32_t slot, visible;
     uint64_t generation;
   };
-  uint64_t inserted = 0, sampled = 0, evicted = 0, batches = 0;
+  uint64_t inserted = 0, sampled = 0, evicted = 0, deleted = 0, batches = 0;
   double largest = 0.0;
   std::pair<Rng, Rng> rng{Rng(0), Rng(0)};
 
@@ -54,6 +54,7 @@ struct Snapshot {
     inserted = h.absorbed.load();
     sampled = h.sampled.load();
     evicted = h.evicted.load();
+    deleted = h.deleted.load();
     largest = max_priority(h);
   }
 

@@ -16,6 +16,7 @@
 #include "view.h"
 #include "process.h"
 #include "queue.h"
+#include "ranking.h"
 #include "removal.h"
 #include "sum_tree.h"
 #include "zeroed.h"
@@ -42,7 +43,14 @@ class Store {
         removal_rng(view.geometry().seed ^ 0x5851f42d4c957f2d),
         view_(view),
         decay_(view.geometry()) {
-    if (view.geometry().remover == Remover::proportional) removal_ = std::make_unique<Removal>(view);
+    const Geometry& g = view.geometry();
+    const auto ranked = [&](Order order) {
+      return order == Order::none ? nullptr : std::make_unique<Ranking>(tree_leaves(g), order);
+    };
+    if (g.remover == Remover::proportional) removal_ = std::make_unique<Removal>(view);
+    to_sample_ = ranked(order_of(g.sampler));
+    to_remove_ = ranked(order_of(g.remover));
+    followed_ = removal_ || to_sample_ || to_remove_;
   }
 
   static constexpr double kNoItem = -0.0;  // a leaf: adds nothing, and differs from an item of priority zero
@@ -71,7 +79,22 @@ class Store {
     } else {
       tree.set(leaf, value);
     }
-    if (removal_) removal_->set(leaf, value);
+    if (followed_) follow(leaf, value);
+  }
+
+  // lifo, max- and min-heap: the first `n` leaves in the sampler's order.
+  void first(size_t n, std::vector<uint32_t>& leaves) { to_sample_->first(n, leaves); }
+
+  // The leaf of a key's item, or -1: it has gone.
+  int64_t leaf_of(uint64_t key) const {
+    const Geometry& g = view_.geometry();
+    const uint64_t offset = key & ((uint64_t(1) << g.offset_bits) - 1);
+    const uint64_t slot = key >> g.offset_bits & ((uint64_t(1) << g.slot_bits) - 1);
+    const uint64_t mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits), generation = key >> (g.offset_bits + g.slot_bits);
+    if (slot >= g.slots || offset >= slots[slot].visible || (slots[slot].generation & mask) != generation) return -1;
+    if (std::signbit(view_.leaves(uint32_t(slot))[offset])) return -1;
+    if (g.sampler == Sampler::fifo && offset < view_.meta(uint32_t(slot)).consumed.load(std::memory_order_relaxed)) return -1;
+    return int64_t(slot * g.leaves + offset);
   }
 
   // The sum of all leaves, in a unit that does not change with time (Decay::in_newest).
@@ -151,6 +174,9 @@ class Store {
         if (drawn_.empty()) return;
         for (const uint32_t leaf : drawn_) remove(leaf);
       }
+    } else if (to_remove_) {
+      if (items_ > to) to_remove_->first(size_t(items_ - to), drawn_);
+      for (size_t i = 0; items_ > to && i < drawn_.size(); ++i) remove(drawn_[i]);
     } else {
       while (items_ > to && evict_oldest()) {}
     }
@@ -185,7 +211,7 @@ class Store {
         mine.items += item && p >= consumed;
         if (!item) leaves[p] = kNoItem;
         if (item && !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority)) leaves[p] = 0.0;
-        if (removal_) removal_->set(size_t(s) * g.leaves + p, decay_.active() && item ? staged[p] : leaves[p]);
+        if (removal_) removal_->set(size_t(s) * g.leaves + p, priority_at(s, p));
         if (decay_.active() && item) {
           double& youth = view_.youths(s)[p];
           youth = Decay::sound(youth);
@@ -216,8 +242,13 @@ class Store {
     committed_.emplace_back(s, order);
     requeue(s);
   }
-  // fifo: items that a predecessor had absorbed and not given out.
+  // Items that a predecessor had absorbed and not given out, where their order counts.
   void requeue(uint32_t s) {
+    for (uint32_t p = 0; p < slots[s].visible && (to_sample_ || to_remove_); ++p) {
+      const size_t leaf = size_t(s) * view_.geometry().leaves + p;
+      if (to_sample_) to_sample_->set(leaf, priority_at(s, p));
+      if (to_remove_) to_remove_->set(leaf, priority_at(s, p));
+    }
     if (view_.geometry().sampler != Sampler::fifo) return;
     const uint32_t consumed = view_.meta(s).consumed.load(std::memory_order_acquire);
     if (consumed < slots[s].visible) queue_.push(view_, s, consumed, slots[s].visible);
@@ -291,14 +322,17 @@ class Store {
     return false;
   }
 
-  // Proportional removal of one item; its chunk is freed with its last item.
+  // Removal of one item; its chunk is freed with its last item.
   void remove(size_t leaf) {
+    take_out(leaf);
+    header().evicted.fetch_add(1, std::memory_order_relaxed);
+  }
+  void take_out(size_t leaf) {
     const uint32_t s = uint32_t(leaf / view_.geometry().leaves), p = uint32_t(leaf % view_.geometry().leaves);
     APEXRL_POINT();
     view_.staged(s)[p] = -1.0;  // a successor counts items by it
     APEXRL_POINT();
     set_priority(leaf, kNoItem);
-    header().evicted.fetch_add(1, std::memory_order_relaxed);
     --slots[s].items;
     --items_;
     if (slots[s].items == 0 && slots[s].order != 0) release(s);
@@ -315,7 +349,7 @@ class Store {
     for (uint32_t p = 0; p < mine.visible && g.sampler != Sampler::fifo; ++p) {
       const size_t leaf = size_t(s) * g.leaves + p;
       tree.set(leaf, 0.0);
-      if (removal_) removal_->set(leaf, kNoItem);
+      if (followed_) follow(leaf, kNoItem);
     }
     mine.visible = mine.items = 0;
     mine.order = 0;
@@ -331,6 +365,18 @@ class Store {
 
  private:
   Header& header() const { return view_.header(); }
+
+  // Tells removers and orders of an item's priority; negative zero: it has gone.
+  void follow(size_t leaf, double value) {
+    if (removal_) removal_->set(leaf, value);
+    if (to_sample_) to_sample_->set(leaf, value);
+    if (to_remove_) to_remove_->set(leaf, value);
+  }
+  // An item's priority without its age; negative zero: there is none.
+  double priority_at(uint32_t s, uint32_t p) const {
+    const double leaf = view_.leaves(s)[p];
+    return decay_.active() && !std::signbit(leaf) ? view_.staged(s)[p] : leaf;
+  }
 
   // A leaf of priority and age.
   double aged(size_t leaf) const {
@@ -366,6 +412,8 @@ class Store {
   Queue queue_;                                          // fifo sampler
   std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host
   std::unique_ptr<Removal> removal_;                     // proportional remover
+  std::unique_ptr<Ranking> to_sample_, to_remove_;       // lifo, max- and min-heap, as sampler and as remover
+  bool followed_ = false;                                // one of these three is there
   std::vector<uint32_t> drawn_;
   std::vector<uint32_t> scratch_;
   uint64_t items_ = 0;

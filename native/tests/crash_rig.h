@@ -48,6 +48,7 @@ std::shared_ptr<Replay> make(const Flavour& flavour, uint32_t lanes) {
   Geometry g{};
   g.kind = flavour.kind;
   g.sampler = flavour.sampler;
+  g.consumes = flavour.sampler == Sampler::fifo;
   g.remover = flavour.remover;
   g.remover_alpha = -0.4;
   g.trim_every = 1;

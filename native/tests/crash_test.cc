@@ -65,7 +65,7 @@ void check_contents(const Replay& replay, Owner& owner, bool all, uint32_t death
     return;
   }
   CHECK(found.size() <= kCapacity);
-  if (g.remover == Remover::proportional && !all) return;  // any item may have gone
+  if (g.remover != Remover::fifo && !all) return;  // any item may have gone
   // Chunks go oldest first; but streams fill theirs side by side, one that is still being written stays, and the last
   // call of the dead may have published more than it came to say.
   const uint64_t slack = g.kind == Kind::rows ? 2 * kChunk + kBatch : 4 * kChunk * kStreams;
@@ -213,6 +213,51 @@ bool owner_after_owner(const Flavour& flavour, uint64_t n) {
   return lived;
 }
 
+// An owner that changes every item and deletes some: the k-th change is under way when it dies, or the k-th deletion.
+void edit(Replay& replay) {
+  int holder = 0;
+  const auto owner = replay.own(holder);
+  CHECK(owner != nullptr);
+  const View& view = replay.view();
+  const Geometry& g = view.geometry();
+  const std::vector<uint64_t> keys = *owner->keys();
+  const auto tag = [&](uint64_t key) {
+    const uint64_t slot = key >> g.offset_bits & ((uint64_t(1) << g.slot_bits) - 1), offset = key & ((uint64_t(1) << g.offset_bits) - 1);
+    return tag_of(view, uint32_t(slot), uint32_t(g.behind + offset));
+  };
+  Rows rows(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) rows.set(i, tag(keys[i]) % kTags);  // becomes one of worker 0, who writes none
+  const Header& h = view.header();
+  CHECK(owner->change(keys.data(), keys.size(), {{&h.column[0], rows.data()[0]}, {&h.column[1], rows.data()[1]}}) == int64_t(keys.size()));
+  for (size_t i = 0; i < keys.size(); i += 3) {
+    give(rows.tag[i]);
+    CHECK(owner->remove(&keys[i], 1) == 1);
+  }
+  replay.disown();
+}
+
+bool owner_edits(const Flavour& flavour, uint64_t n) {
+  auto replay = make(flavour, 2);
+  Worker(*replay, 1).write(40, [] { return false; });
+  const bool lived = survives(0, n, [&] { edit(*replay); }, nullptr);
+  int holder = 0;
+  const auto owner = replay->own(holder);
+  CHECK(owner != nullptr);
+  const std::set<uint64_t> found = contents(*replay, *owner);  // no item is half of each
+  const std::set<uint64_t> deleted(notes->taken, notes->taken + notes->given.load());
+  uint32_t lost = 0;
+  for (uint32_t i = 0; i < notes->published.load(); ++i) {
+    const uint64_t tag = notes->tag[i], changed = tag % kTags;
+    lost += !found.count(tag) && !found.count(changed) && !deleted.count(changed);
+  }
+  CHECK(lost <= 1 && owner->check() == 0.0);  // the one that was being changed
+  CHECK(!lived || (lost == 0 && found.size() + deleted.size() == notes->published.load()));
+  notes->published.store(0);  // the others are known now
+  notes->given.store(0);
+  aftermath(*replay, nullptr, true, 0);
+  return lived;
+}
+
 // --- chunks of another host
 
 struct Parcel {
@@ -345,6 +390,8 @@ int main(int argc, char** argv) {
       {"rows", Kind::rows},
       {"rows, fifo sampler", Kind::rows, Sampler::fifo},
       {"rows, proportional remover", Kind::rows, Sampler::prioritized, Remover::proportional},
+      {"rows, heaps", Kind::rows, Sampler::max_heap, Remover::min_heap},
+      {"transition, newest first", Kind::transition, Sampler::lifo, Remover::lifo},
       {"transition", Kind::transition},
       {"sequence", Kind::sequence},
       {"unroll, fifo sampler", Kind::unroll, Sampler::fifo},
@@ -361,6 +408,7 @@ int main(int argc, char** argv) {
     run("worker", worker_alone);
     run("worker beside owner", worker_beside_owner);
     run("worker after worker", worker_after_worker);
+    if (flavour.sampler == Sampler::prioritized && flavour.kind == Kind::rows) run("owner edits", owner_edits);
     const bool plain = flavour.sampler == Sampler::prioritized && flavour.remover == Remover::fifo;
     run("owner", owner_alone, plain ? 1 : 2);
     run("owner after owner", owner_after_owner, 7);  // what killed the first varies with it

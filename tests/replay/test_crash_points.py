@@ -40,6 +40,7 @@ FILES = {
     "queue.h": 0.7,
     "receipts.h": 0.7,
     "store.h": 0.7,
+    "stored_items.h": 0.7,
     "writer.h": 0.7,
 }
 

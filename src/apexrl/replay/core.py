@@ -12,7 +12,7 @@ from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
-from apexrl.replay.options import native_sizes
+from apexrl.replay.options import consumes, gives_once, native_sizes
 from apexrl.shared.available_memory import require_memory
 from apexrl.shared.segment import process_name
 from apexrl.spec import Field
@@ -54,6 +54,8 @@ class ReplayCore:
         writers: made through this handle.
         servers: closed together with this handle.
         capacity, fifo: of the options.
+        consumes: an item goes when it is sampled.
+        gives_once: a batch has each of its items once.
     """
 
     def __init__(self, native: _native.Replay, layout: Layout, options: dict[str, Any], creator: int) -> None:
@@ -66,6 +68,8 @@ class ReplayCore:
         self.servers: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.capacity: int = options["capacity"]
         self.fifo: bool = options["sampler"] == "fifo"
+        self.consumes = consumes(options)
+        self.gives_once = gives_once(options)
         self._process_writers = _WRITERS.setdefault(native.segment().uuid, weakref.WeakSet())
         self._owner_checked = (0.0, 0, False)  # monotonic time, by which process, whether another process owns it
 
@@ -213,9 +217,10 @@ class ReplayCore:
             raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
         if mode is None:
             raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")
-        if self.fifo and batch_size > self.capacity:
+        if self.gives_once and batch_size > self.capacity:
             raise ConfigError(
-                f"batch_size={batch_size} is more than the {self.capacity} items that this fifo replay holds"
+                f"batch_size={batch_size} is more than the {self.capacity} items that this "
+                f"{self.options['sampler']} replay holds"
             )
         return mode
 
@@ -244,7 +249,7 @@ class ReplayCore:
     def _why_no_sample(self, status: SampleStatus, batch_size: int) -> str:
         counters = self.native.counters()
         if status is SampleStatus.too_few:
-            needed = max(1, counters["min_size"], batch_size if self.fifo else 0)
+            needed = max(1, counters["min_size"], batch_size if self.gives_once else 0)
             return f"the replay holds {len(self)} items, fewer than the {needed} needed to sample"
         if status is SampleStatus.all_zero:
             return "every priority in the replay is zero, and items of priority zero are never sampled: use eps > 0"

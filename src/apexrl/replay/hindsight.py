@@ -14,6 +14,7 @@ Strategy = Literal["none", "future", "final", "episode"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "future", "final", "episode")
 
 RELABELLED, GOAL, ACHIEVED, STEPS = (f"hindsight/{name}" for name in ("relabelled", "goal", "achieved", "steps"))
+GOALS = (RELABELLED, GOAL, ACHIEVED, STEPS)
 """What a batch has besides, where goals are drawn."""
 
 OPTIONS: dict[str, Any] = {"hindsight": "none", "hindsight_share": 0.8, "hindsight_field": "observation/achieved_goal"}
@@ -51,7 +52,7 @@ class Hindsight:
     def native(self, arrays: Mapping[str, Array]) -> tuple[Any, ...]:
         """What ``_native.Replay.outputs`` takes."""
         strategy = _native.GoalStrategy[self.strategy]
-        return (self.column, strategy, self.share, *(arrays[name] for name in (RELABELLED, GOAL, ACHIEVED, STEPS)))
+        return (self.column, strategy, self.share, *(arrays[name] for name in GOALS))
 
 
 def check_goals(options: Mapping[str, Any]) -> None:
@@ -64,12 +65,15 @@ def check_goals(options: Mapping[str, Any]) -> None:
         return
     if options["kind"] != "transition":
         raise ConfigError(f"hindsight={options['hindsight']!r} needs kind='transition', not {options['kind']!r}")
-    if options["sampler"] == "fifo":
-        raise ConfigError("hindsight= draws goals for items that stay: it needs another sampler than 'fifo'")
+    if options["sampler"] not in ("prioritized", "uniform"):
+        raise ConfigError(
+            f"hindsight= draws goals for items that are drawn: it needs sampler='prioritized' or 'uniform', not "
+            f"{options['sampler']!r}"
+        )
     if options["remover"] != "fifo":
         raise ConfigError(
-            "hindsight= draws goals from whole episodes, of which remover='proportional' keeps single steps: leave one "
-            "of them out"
+            f"hindsight= draws goals from whole episodes, of which remover={options['remover']!r} keeps single steps: "
+            "leave one of them out"
         )
 
 

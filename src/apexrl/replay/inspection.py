@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import WaitTimeout
 from apexrl.replay.core import LAG_FIELD
+from apexrl.replay.options import gives_once
 from apexrl.replay.replay import Replay
 
 BINS: Final = 12
@@ -48,7 +49,7 @@ def inspect(replay: Replay, items: int = 2000) -> Inspection:
     replay.set_limiter(min_size=1, samples_per_insert=0.0)
     stats, options = replay.stats(), dict(replay.core.options)
     batches = []
-    left = min(items, 4 * stats["size"]) if options["sampler"] != "fifo" else min(items, stats["size"])
+    left = min(items, 4 * stats["size"]) if not gives_once(options) else min(items, stats["size"])
     while left > 0:
         try:
             batch = replay.sample(min(left, _BATCH), beta=0.0, normalize="none", timeout=_SECONDS)

@@ -134,13 +134,13 @@ class Layout:
         arrays: dict[str, Array] = {}
         first = ""
         for column in self.columns:
-            arrays[column.name] = _as_array(column.name, values[column.name], column.field.dtype, column.field.shape)
+            arrays[column.name] = as_array(column.name, values[column.name], column.field.dtype, column.field.shape)
         if self.kind != "rows":
             for name, dtype in BUILT_IN.items():
                 value = values[name]
                 if name == "reward" and getattr(getattr(value, "dtype", None), "kind", "") in ("f", "i", "u"):
                     value = np.asarray(value, dtype)  # environments give rewards of various dtypes
-                arrays[name] = _as_array(name, value, dtype, ())
+                arrays[name] = as_array(name, value, dtype, ())
         for column in self.columns:
             if column.lengths >= 0:
                 _check_lengths(column, self.columns[column.lengths].name, arrays)
@@ -159,7 +159,7 @@ class Layout:
             if column.lengths < 0 or not isinstance(given, list | tuple):
                 continue
             name, field, lengths = column.name, column.field, self.columns[column.lengths].name
-            rows = [_as_array(f"{name}[{i}]", row, field.dtype, field.shape[1:]) for i, row in enumerate(given)]
+            rows = [as_array(f"{name}[{i}]", row, field.dtype, field.shape[1:]) for i, row in enumerate(given)]
             longest = max(map(len, rows), default=0)
             if longest > field.shape[0]:
                 raise SpecError(f"field {name!r} has a value of length {longest}, more than its {field.shape[0]}")
@@ -209,7 +209,7 @@ def _check_lengths(column: Column, lengths: str, arrays: Mapping[str, Array]) ->
         )
 
 
-def _as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+def as_array(name: str, value: Any, dtype: str, shape: tuple[int, ...]) -> Array:
     given = getattr(value, "dtype", None)
     try:
         array = np.asarray(value)

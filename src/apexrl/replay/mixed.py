@@ -318,6 +318,7 @@ class MixedReplay:
             keys=keys,
             probabilities=probabilities,
             weights=weights,
+            hindsight=None if core.layout.hindsight is None else core.layout.hindsight.native(named),
         )
         if n_step is not None or gamma is not None:
             core.check_horizon(n_step, gamma)
@@ -328,7 +329,7 @@ class MixedReplay:
     def _done(self, counts: list[int]) -> None:
         for name, count in zip(self.names, counts, strict=False):
             core = _core_of(self.replays[name])
-            if core is not None and core.fifo:
+            if core is not None and core.consumes:
                 core.native.done(count, False)
 
 
@@ -377,4 +378,8 @@ def _common_layout(layouts: Mapping[str, Layout]) -> Layout:
                 )
     if not fields:
         raise ConfigError(f"replays {', '.join(map(repr, layouts))} have no field in common")
-    return Layout({name: column.field for name, column in fields.items()}, layout.kind, layout.stack, layout.steps)
+    goals = [one.hindsight and one.hindsight.shapes(1) for one in layouts.values()]
+    if any(one != goals[0] for one in goals):
+        raise ConfigError("replays cannot be mixed where only some draw goals in hindsight, or of other shapes")
+    kept = {name: column.field for name, column in fields.items()}
+    return Layout(kept, layout.kind, layout.stack, layout.steps, layout.hindsight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,15 +12,21 @@ from apexrl.errors import ConfigError
 from apexrl.replay.hindsight import STRATEGIES, check_goals
 from apexrl.replay.layout import KINDS
 
-Sampler = Literal["prioritized", "uniform", "fifo"]
-Remover = Literal["fifo", "proportional"]
+Sampler = Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"]
+Remover = Literal["fifo", "proportional", "uniform", "lifo", "max_heap", "min_heap"]
 Draws = Literal["stratified", "independent"]
 
 CHUNK = 64  # item positions per slot; fewer if the capacity had less than 32 chunks, or two for each stream
 STREAMS = 16  # default number of streams per writer
 SOFT = 4  # a soft capacity may be exceeded by 1/SOFT between evictions
 
-_WHOLE = ("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed")
+_HEAPS = ("max_heap", "min_heap")
+_BY_ITEM = ("proportional", "uniform", *_HEAPS)  # removers that leave others of a chunk in place
+
+_WHOLE = (
+    *("capacity", "stack", "n_step", "length", "burn_in", "trim_every", "writers", "min_size", "seed"),
+    "max_times_sampled",
+)
 OPTIONS: tuple[str, ...] = ("kind", "stride", "sampler", "draws", "remover", "streams")  # and _WHOLE and _REAL
 _REAL = (
     *("gamma", "alpha", "eps", "remover_alpha", "samples_per_insert", "insert_band"),
@@ -39,6 +45,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "remover_alpha": (-10, 10),
     "trim_every": (1, 1_000_000),
     "writers": (1, 4096),
+    "max_times_sampled": (0, 1),
     "samples_per_insert": (0, 1e6),
     "insert_band": (0, 1e6),
     "recency_half_life": (0, 1e6),
@@ -47,9 +54,9 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "kind": KINDS,
-    "sampler": ("prioritized", "uniform", "fifo"),
+    "sampler": get_args(Sampler),
     "draws": ("stratified", "independent"),
-    "remover": ("fifo", "proportional"),
+    "remover": get_args(Remover),
     "hindsight": STRATEGIES,
 }
 # Options of some kinds only, and their values in the other kinds.
@@ -126,18 +133,41 @@ def _check_together(options: dict[str, Any]) -> None:
             )
         if remover != "fifo" or options["trim_every"] != 1:
             raise ConfigError("sampler='fifo' evicts what it samples: leave out remover= and trim_every=")
-        if options["recency_half_life"] or options["lag_half_life"]:
+    if sampler not in ("prioritized", "uniform") and (options["recency_half_life"] or options["lag_half_life"]):
+        raise ConfigError(
+            f"sampler={sampler!r} samples in a fixed order: leave out recency_half_life= and lag_half_life="
+        )
+    if options["max_times_sampled"]:
+        if sampler not in ("fifo", "lifo", *_HEAPS):
             raise ConfigError(
-                "sampler='fifo' samples the oldest first: leave out recency_half_life= and lag_half_life="
+                f"max_times_sampled=1 needs a sampler that gives each item of a batch once, not {sampler!r}: "
+                "'fifo', 'lifo', 'max_heap' or 'min_heap'"
             )
-    if remover == "proportional" and (sampler != "prioritized" or options["alpha"] == 0):
-        raise ConfigError("remover='proportional' needs priorities: sampler='prioritized' with alpha > 0")
+        if options["samples_per_insert"] != 0:
+            raise ConfigError(
+                f"samples_per_insert={options['samples_per_insert']} must be left out with max_times_sampled=1"
+            )
+    unranked = sampler == "uniform" or options["alpha"] == 0
+    if remover in ("proportional", *_HEAPS) and unranked:
+        raise ConfigError(f"remover={remover!r} needs priorities: a sampler other than 'uniform', and alpha > 0")
+    if sampler in _HEAPS and unranked:
+        raise ConfigError(f"sampler={sampler!r} needs priorities: alpha > 0")
+
+
+def consumes(options: dict[str, Any]) -> bool:
+    """Whether an item goes when it is sampled."""
+    return bool(options["sampler"] == "fifo" or options["max_times_sampled"] == 1)
+
+
+def gives_once(options: dict[str, Any]) -> bool:
+    """Whether a batch has each of its items once: then it cannot be larger than the replay."""
+    return options["sampler"] not in ("prioritized", "uniform")
 
 
 def _chunk(options: dict[str, Any]) -> int:
     """Item positions in a slot."""
     capacity = options["capacity"]
-    if options["remover"] == "proportional":
+    if options["remover"] in _BY_ITEM or (options["sampler"] in _HEAPS and consumes(options)):
         items = 1  # a chunk is freed with its last item: one that stays long must not keep the memory of others
     elif options["kind"] in ("rows", "transition"):
         items = min(CHUNK, capacity // 32)
@@ -170,13 +200,12 @@ def native_sizes(options: dict[str, Any]) -> dict[str, Any]:
     capacity = options["capacity"]
     return {
         **{name: options[name] for name in ("capacity", "chunk", "streams", "stack", "burn_in", "trim_every")},
-        **{
-            name: options[name]
-            for name in ("gamma", "eps", "remover_alpha", "min_size", "samples_per_insert", "insert_band")
-        },
+        **{name: options[name] for name in ("gamma", "eps", "min_size", "samples_per_insert", "insert_band")},
+        "remover_alpha": 0.0 if options["remover"] == "uniform" else options["remover_alpha"],
         "kind": _native.Kind[kind],
-        "sampler": _native.Sampler.fifo if options["sampler"] == "fifo" else _native.Sampler.prioritized,
-        "remover": _native.Remover[options["remover"]],
+        "sampler": _native.Sampler["prioritized" if options["sampler"] == "uniform" else options["sampler"]],
+        "remover": _native.Remover["proportional" if options["remover"] == "uniform" else options["remover"]],
+        "consumes": int(consumes(options)),
         "independent": int(options["draws"] == "independent"),
         "most": capacity if options["trim_every"] == 1 else capacity + max(1, capacity // SOFT),
         "chunk_items": cells or chunk,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexrl import _native
 from apexrl._native import WriteStatus
 from apexrl.errors import ConfigError
+from apexrl.replay import stored_items
 from apexrl.replay.batch import Allocator, Batch, BatchPool, Updated
 from apexrl.replay.core import Handle, Normalize, ReplayCore
 from apexrl.replay.hindsight import Strategy
@@ -48,8 +50,10 @@ class Replay:
         length: (sequence, unroll) steps of an item.
         stride: (sequence) steps between the starts of items; default ``length``.
         burn_in: (sequence, unroll) steps before an item's own that come with it, to warm a recurrent state.
-        sampler: ``"prioritized"``, ``"uniform"``, or ``"fifo"``: each item at most once, oldest first; writers wait
-            while the replay holds ``capacity`` items.
+        sampler: ``"prioritized"``, ``"uniform"``; ``"fifo"``: each item at most once, oldest first; writers wait
+            while the replay holds ``capacity`` items; or the first items of an order, each once in a batch: ``"lifo"``
+            (the newest), ``"max_heap"`` or ``"min_heap"`` (the largest or smallest priorities).
+        max_times_sampled: (lifo, max_heap, min_heap) 1: an item goes when it is sampled; 0: items stay.
         draws: ``"stratified"`` (one from each equal slice of the total: less variance) or ``"independent"``.
         alpha: priority exponent; 0 samples uniformly.
         eps: added to |δ| before the exponent.
@@ -59,8 +63,9 @@ class Replay:
         lag_half_life: the same in weights versions (learner updates): an item with an older ``version``, a field that
             must be a plain int64, is drawn less often; of a sequence, that of its first step (FreshPER: arXiv
             2604.16918).
-        remover: evicted above ``capacity``: ``"fifo"``, the oldest chunk, or ``"proportional"``, an item with
-            probability ∝ (|δ| + eps)^remover_alpha.
+        remover: evicted above ``capacity``: ``"fifo"``, the oldest chunk; ``"proportional"``, an item with
+            probability ∝ (|δ| + eps)^remover_alpha; ``"uniform"``, any item; ``"lifo"``, the newest; ``"max_heap"`` or
+            ``"min_heap"``, that of the largest or smallest priority.
         remover_alpha: exponent of the proportional remover; −0.4 as in Ape-X DPG (Horgan et al. 2018, appendix D).
         hindsight: (transition) goals drawn for items when they are sampled (hindsight experience replay: Andrychowicz
             et al. 2017): ``"future"``, what was achieved at a random later step of the episode, ``"final"``, at its
@@ -98,6 +103,7 @@ class Replay:
         stride: int | None = None,
         burn_in: int = 0,
         sampler: Sampler = "prioritized",
+        max_times_sampled: int = 0,
         draws: Draws = "stratified",
         alpha: float = 0.6,
         eps: float = 1e-6,
@@ -244,6 +250,49 @@ class Replay:
         if status is WriteStatus.bad_priority:
             raise bad_priority(first, priorities)
         return Updated(first, stale)
+
+    def keys(self) -> NDArray[np.uint64]:
+        """The keys of all items, chunk by chunk, oldest first (owner only)."""
+        return stored_items.keys(self.core)
+
+    def read(self, keys: Any) -> Batch:
+        """Items by their keys, those that are still there, in the keys' order; weights are 1 (owner only).
+
+        It is no draw: nothing is counted, and of a fifo replay nothing is used up.
+        """
+        return stored_items.read(self.core, keys, self._pool.allocate)
+
+    def in_order(self, batch_size: int = 256) -> Iterator[Batch]:
+        """What is stored now, chunk by chunk, oldest first, while writers go on (owner only).
+
+        A batch holds at most ``batch_size`` items; what is removed before its turn is left out.
+        """
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
+        keys = self.keys()
+        batches = (self.read(keys[first : first + batch_size]) for first in range(0, len(keys), batch_size))
+        return (batch for batch in batches if len(batch))
+
+    def delete(self, keys: Any) -> Updated:
+        """Remove items by their keys (owner only); ``applied`` of the answer counts those that were there.
+
+        Raises:
+            ConfigError: of a fifo replay, nothing is deleted: sample what shall go.
+        """
+        return stored_items.delete(self.core, keys)
+
+    def change(self, keys: Any, values: Mapping[str, Any]) -> Updated:
+        """Write new values of stored items (owner only); ``applied`` of the answer counts those that were there.
+
+        Args:
+            keys: of the items, ``[N]``; a key that stands there twice gets its last values.
+            values: field name -> ``[N, ...]`` of the declared dtype. Rows mode: any field. Transitions: fields that
+                are not windowed. Sequences and unrolls: fields that are kept per item.
+
+        Raises:
+            SpecError: a name, shape or dtype is wrong, or a field cannot be changed; nothing was written.
+        """
+        return stored_items.change(self.core, keys, values)
 
     def set_limiter(
         self,

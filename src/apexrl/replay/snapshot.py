@@ -57,6 +57,7 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
             "inserted": snapshot.inserted,
             "sampled": snapshot.sampled,
             "evicted": snapshot.evicted,
+            "deleted": snapshot.deleted,
             "max_priority": snapshot.max_priority,
         },
         "limiter": {k: counters[k] for k in _LIMITER},
@@ -147,8 +148,8 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
 
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
-    earlier = {"recency_half_life": 0.0, "lag_half_life": 0.0} | GOAL_OPTIONS  # files of those versions lack them
-    options = earlier | options
+    earlier = {"recency_half_life": 0.0, "lag_half_life": 0.0, "max_times_sampled": 0} | GOAL_OPTIONS
+    options = earlier | options  # files of earlier versions lack them
     arguments = {name: options[name] for name in OPTIONS}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None
@@ -161,7 +162,9 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
             native.restore_block(part, entries)
         native.finish_restore(int(head["largest_generation"]))
         kept: dict[str, Any] = head["counters"]
-        native.restore_counters(kept["inserted"], kept["sampled"], kept["evicted"], kept["max_priority"])
+        native.restore_counters(
+            kept["inserted"], kept["sampled"], kept["evicted"], kept.get("deleted", 0), kept["max_priority"]
+        )
         core.own()
         native.restore_draws(head["batches"], head["rng"])
         limiter = [head["limiter"][k] for k in _LIMITER]

@@ -19,6 +19,7 @@ class BatchSource(Protocol):
     native: _native.Replay | None
     """Gathers directly into the server's arrays; None: the items are not in this host's memory."""
     fifo: bool
+    """Items go when they are sampled."""
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> object:
         """ConfigError: there are no such batches."""
@@ -62,7 +63,7 @@ class LocalSource:
         self._core = core
         self.layout = core.layout
         self.native: _native.Replay | None = core.native
-        self.fifo = core.fifo
+        self.fifo = core.consumes
         self.check_batch = core.check_batch
 
     def closes(self, server: Closable) -> None:

@@ -67,6 +67,8 @@ class ShardedReplay:
     ) -> None:
         if not clients:
             raise ConfigError("a sharded replay needs at least one shard")
+        if sampler not in ("prioritized", "uniform", "fifo"):
+            raise ConfigError(f"shards are sampled with 'prioritized', 'uniform' or 'fifo', not sampler={sampler!r}")
         self.capacity = capacity
         self.layout = layout
         self.allocator: Allocator = aligned
