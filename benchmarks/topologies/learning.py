@@ -48,7 +48,7 @@ class Part(NamedTuple):
 PARTS: dict[str, Part] = {
     "cartpole": Part("cartpole", tuple(Run(name) for name in TOPOLOGIES), 475.0),
     "recurrent": Part(
-        "position-cartpole", (Run("seed", "r2d2"), Run("impala", "impala", {"recurrent": True})), 400.0, MANY
+        "position-cartpole", (Run("seed", "r2d2"), Run("impala", "impala", {"memory": "lstm"})), 400.0, MANY
     ),
     "lunarlander": Part(
         "lunarlander", (Run("impala", "impala"), Run("sample_factory", "appo")), 200.0, 2_000_000, 30.0

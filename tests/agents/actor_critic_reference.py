@@ -14,8 +14,8 @@ from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.envs import FrameStack, make_vector
-from apexrl.networks.actor_critic import Trunk
-from apexrl.networks.recurrent import RecurrentTrunk
+from apexrl.networks.recurrent_trunk import RecurrentTrunk
+from apexrl.networks.trunk import Trunk
 from apexrl.replay import Batch, Replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.spec import Array, EnvSpec

@@ -116,7 +116,7 @@ def test_agents_carry_it_from_step_to_step(name: str, asked: Asked) -> None:
 
 
 def test_a_policy_with_memory_carries_both() -> None:
-    game = Game("impala", "vector", "box", pink_noise=True, recurrent=True)
+    game = Game("impala", "vector", "box", pink_noise=True, memory="lstm")
     try:
         agent = game.agent()
         first = act(agent, game.seen(3))

@@ -30,7 +30,7 @@ from apexrl.replay import Batch
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 FOUR = ("a2c", "impala", "ppo", "appo")
-RECURRENT: dict[str, Any] = {"recurrent": True}
+RECURRENT: dict[str, Any] = {"memory": "lstm"}
 PLAYS: dict[str, tuple[EnvConfig, dict[str, Any]]] = {
     "choices": (CARTPOLE, {}),
     "a memory": (POSITIONS, RECURRENT),
@@ -269,14 +269,14 @@ def test_every_step_is_in_one_minibatch_of_an_epoch(kind: str, plays: dict[str, 
     for part, toward in parts:
         for k, aim in enumerate(toward):
             torch.testing.assert_close(aim, part.reward + k)  # each step has its own
-        assert part.mask.all() or agent._units
+        assert part.mask.all() or agent._remembers
         seen.append(part.reward[part.mask].long())
     wanted = numbered.reward[numbered.mask].sort().values.long()
     epochs = [torch.cat(seen[4 * epoch : 4 * epoch + 4]) for epoch in range(3)]
     assert all(torch.equal(epoch.sort().values, wanted) for epoch in epochs)
     assert not torch.equal(epochs[0], epochs[1])
     sizes = [len(part) for part in seen]
-    if agent._units:
+    if agent._remembers:
         assert [part.mask.shape[1] for part, _ in parts] == [6, 5, 5, 5] * 3
     else:
         assert max(sizes) - min(sizes) <= 1
@@ -408,7 +408,7 @@ def remembered(agent: ActorCritic, rows: int, rng: np.random.Generator) -> Batch
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_it_learns_to_remember(name: str) -> None:
     own = {"summed_loss": False, "optimizer": "adam", "learning_rate": 1e-2, "optimizer_eps": 1e-8}
-    config = config_of(name, unroll_length=4, recurrent=True, recurrent_units=16, **own)
+    config = config_of(name, unroll_length=4, memory="lstm", recurrent_units=16, **own)
     agent, rng = ActorCritic(SIGNALS, config), np.random.default_rng(0)
     for _ in range(150):
         agent.update(agent.prepare(remembered(agent, 64, rng)))

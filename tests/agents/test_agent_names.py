@@ -122,7 +122,7 @@ def test_noise_of_zero_is_none(name: str) -> None:
         ("munchausen_dqn", {"distribution": "implicit_quantile"}),
         ("bires_ddpg", {"residual": 0.3}),
         ("r2d2", {"double": False, "dueling": False}),
-        ("ppo", {"recurrent": True, "epochs": 1, "optimizer": "rmsprop"}),
+        ("ppo", {"memory": "lstm", "epochs": 1, "optimizer": "rmsprop"}),
         ("my.module:Agent", {"double": False}),
     ],
 )
@@ -203,7 +203,11 @@ OTHER: dict[str, Any] = {
     "sequence_length": 3,
     "sequence_stride": 1,
     "burn_in": 1,
+    "memory": "gru",
     "recurrent_units": 5,
+    "memory_layers": 2,
+    "memory_heads": 2,
+    "memory_context": 3,
     "rescaling_eps": 0.3,
     "priority_eta": 0.1,
     "multi_step": "retrace",
@@ -249,7 +253,7 @@ SECOND = {
 FLIPPED = {
     *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),
     *("critic_layer_norm", "eager_targets"),
-    *("normalize_advantages", "summed_loss", "recurrent", "separate_values", "popart"),
+    *("normalize_advantages", "summed_loss", "separate_values", "popart"),
 }
 DRAWN = {"anneal_horizon", "n_step_start", "gamma_start", "horizon_updates"}  # what batches are drawn (test_resets)
 EXPLORATION = {
@@ -274,7 +278,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sac", {"temperature": 0.2, "polyak": 0.0}),
     ("crossq", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),
     ("discrete_sac", {"temperature": 0.2}),
-    ("impala", {"recurrent": True}),
+    ("impala", {"memory": "lstm"}),
+    ("dqn", {"memory": "transformer", "double": True}),
+    ("sac", {"memory": "lstm"}),
     ("a2c", {"optimizer": "sgd", "momentum": 0.5}),
     ("ppo", {"optimizer": "adagrad"}),
 ]

@@ -62,7 +62,7 @@ def like(game: Game, loaded: LoadedAgent, path: Path, sampled: bool = False) -> 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in AGENTS])
 def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
-    recurrent = {"recurrent": True} if name == "ppo" else {}
+    recurrent = {"memory": "lstm"} if name == "ppo" else {}
     game, loaded = trained(name, "vector", asks(name)[-1], **recurrent)
     try:
         shapes = loaded.export(tmp_path / "agent.onnx")
@@ -78,7 +78,7 @@ def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
     [
         ("sac", "box", {"pink_noise": True}),
         ("discrete_sac", "multi", {}),
-        ("ppo", "multi", {"recurrent": True}),
+        ("ppo", "multi", {"memory": "lstm"}),
         ("ppo", "discrete", {}),
         pytest.param("ppo", "box", {"pink_noise": True}, marks=pytest.mark.long),
         pytest.param("crossq", "box", {}, marks=pytest.mark.long),

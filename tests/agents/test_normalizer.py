@@ -193,7 +193,7 @@ def test_expected_returns_are_in_the_environments_units(game: Game) -> None:
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"epochs": 2, "minibatches": 2}, {"recurrent": True}])
+@pytest.mark.parametrize("changes", [{}, {"epochs": 2, "minibatches": 2}, {"memory": "lstm"}])
 def test_popart_keeps_what_values_say_as_their_units_change(changes: dict[str, Any]) -> None:
     game = Game("ppo", "vector", "discrete", popart=True, learning_rate=1e-20, reward_scale=1e3, **changes)
     agent: Any = game.agent()

@@ -15,7 +15,8 @@ from apexrl.config import AgentConfig, EnvConfig
 from apexrl.envs import FrameStack, make_vector
 from apexrl.errors import AgentError
 from apexrl.losses import rescale, unscale
-from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.networks.memory import LSTMState
+from apexrl.networks.recurrent import RecurrentQ
 from apexrl.protocols import FRESH
 from apexrl.replay import Batch, Replay
 from apexrl.roles.actor import VERSION, step_fields

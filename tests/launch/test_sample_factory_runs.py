@@ -53,7 +53,7 @@ def arrays_of(config: Config) -> dict[str, Any]:
 
 
 def test_lock_step_runs_with_a_memory_are_equal_to_the_last_bit(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"serial": True, "eval_period_seconds": 0.1, "recurrent": True, "recurrent_units": 8}
+    changes: dict[str, Any] = {"serial": True, "eval_period_seconds": 0.1, "memory": "lstm", "recurrent_units": 8}
     configs = [config_for(tmp_path, name, policy_workers=2, **changes) for name in ("one", "two")]
     one, two = (launch(config) for config in configs)
     assert one["updates"] > 50
@@ -67,9 +67,9 @@ def test_lock_step_runs_with_a_memory_are_equal_to_the_last_bit(tmp_path: Path) 
     assert set(one["dropped"].values()) == {0}
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_pink_noise_comes_with_requests_and_goes_back_with_answers(tmp_path: Path, recurrent: bool) -> None:
-    changes: dict[str, Any] = {"env": "Pendulum-v1", "pink_noise": True, "recurrent": recurrent, "recurrent_units": 4}
+@pytest.mark.parametrize("memory", ["none", "transformer"])
+def test_pink_noise_comes_with_requests_and_goes_back_with_answers(tmp_path: Path, memory: str) -> None:
+    changes: dict[str, Any] = {"env": "Pendulum-v1", "pink_noise": True, "memory": memory, "recurrent_units": 4}
     summary = launch(config_for(tmp_path, serial=True, eval_episodes=1, env_steps=200, **changes))
     assert summary["updates"] > 0
 

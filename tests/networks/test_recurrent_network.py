@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from apexrl.networks import FlatParameters
 from apexrl.networks.episode_pieces import pieces
+from apexrl.networks.memory import LSTMState, MemoryChoice
 from apexrl.networks.policy_value import PolicyValue
-from apexrl.networks.recurrent import FEW_RESETS, LSTMState, RecurrentQ
+from apexrl.networks.recurrent import RecurrentQ
+from apexrl.networks.recurrent_trunk import FEW_RESETS
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 VECTOR = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=4))
@@ -66,7 +68,7 @@ def test_states_are_zeroed_where_an_episode_begins() -> None:
         keep = ~first[step].unsqueeze(1)
         now = LSTMState(now.h * keep, now.c * keep)
         _, now = net.step({name: value[:, step] for name, value in seen.items()}, now)
-        torch.testing.assert_close(outputs[step], now.h)
+        torch.testing.assert_close(outputs[step], now[0])
     torch.testing.assert_close(end, now)
 
 
@@ -171,16 +173,16 @@ def test_in_pieces_it_does_what_it_does_in_columns() -> None:
 
 def test_what_a_policy_with_a_memory_begins_with_moves_with_small_observations() -> None:
     torch.manual_seed(0)
-    net = PolicyValue(VECTOR, (64,), 2, units=64)
+    net = PolicyValue(VECTOR, (64,), 2, memory=MemoryChoice("lstm", 64))
     assert net.recurrent is not None
     input_gate, forget, *_ = net.recurrent.lstm.weight_ih_l0.detach().chunk(4)
     for weights in (input_gate, forget):
         torch.testing.assert_close(weights @ weights.t(), torch.eye(64), rtol=0, atol=1e-5)
     seen = 0.05 * torch.randn(200, 3)
     zeros = LSTMState(torch.zeros(200, 64), torch.zeros(200, 64))
-    h = net.recurrent.step({"observation": seen}, zeros).h.detach()
+    h = net.recurrent.step({"observation": seen}, zeros)[0].detach()
     assert float(h.mean(dim=0).norm()) < float(h.std(dim=0).norm())
-    nothing = net.recurrent.step({"observation": torch.zeros(200, 3)}, zeros).h
+    nothing = net.recurrent.step({"observation": torch.zeros(200, 3)}, zeros)[0]
     assert not nothing.any()
 
 

@@ -213,7 +213,7 @@ def test_what_is_not_finite_ends_the_run_and_leaves_the_parameters(stage: Any, m
 
 
 def test_a_memory_goes_on_from_unroll_to_unroll_and_is_recorded(stage: Any) -> None:
-    run = Run(stage, config_of(recurrent=True, recurrent_units=5), workers=1)
+    run = Run(stage, config_of(memory="lstm", recurrent_units=5), workers=1)
     run.keeper()
     run.turns(4 * LENGTH)
     states = [update.batch.data["lstm_h"] for update in run.updates]

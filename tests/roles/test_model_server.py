@@ -102,9 +102,9 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("patience", [0.0, 0.02])
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_every_step_is_learned_from_once_with_the_newest_model(stage: Any, patience: float, recurrent: bool) -> None:
-    house = House(stage, settings(recurrent=recurrent, recurrent_units=8), patience)
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_every_step_is_learned_from_once_with_the_newest_model(stage: Any, patience: float, memory: str) -> None:
+    house = House(stage, settings(memory=memory, recurrent_units=8), patience)
     house.run(lambda: house.total("updates") > 60)
     house.close()
     replay, said = house.replay.stats(), stage.values("metrics")

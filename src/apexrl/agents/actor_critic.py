@@ -2,7 +2,7 @@
 
 ``correction`` says whether advantages make up for the policy lag of the unrolls: none of it (GAE), or V-trace.
 ``surrogate`` says how the policy follows them: A·log π, or PPO's clipped ratio. With each of the four pairs comes
-everything else: LSTM, continuous actions, several epochs and minibatches.
+everything else: memory, continuous actions, several epochs and minibatches.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from apexrl.agents.action_masks import action_masks
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
 from apexrl.agents.layer_choice import layer_choice
+from apexrl.agents.memory import memory_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.sequence_batch import C, H
 from apexrl.agents.setting_relevance import check_gradient_steps
 from apexrl.agents.trained_network import Gradients, Trained, not_finite
 from apexrl.agents.transition_batch import Observation, as_array, on_device
@@ -41,8 +41,8 @@ from apexrl.losses import (
     vtrace,
 )
 from apexrl.networks.distributions import Categorical, Distribution, Gaussian
+from apexrl.networks.memory import State as MemoryState
 from apexrl.networks.policy_value import PolicyValue
-from apexrl.networks.recurrent import LSTMState
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
 from apexrl.spec import Array, EnvSpec, Field
 
@@ -113,8 +113,8 @@ class ActorCritic:
             choices = spec.action.nvec or (spec.action.n,)
             self._policy, free = Categorical(choices, vector=bool(spec.action.nvec)), 0
             self.policy_noise = ActingNoise(len(choices), config.pink_noise, kind="uniform")
-        self._units = config.recurrent_units if config.recurrent else 0
-        self._remembers = self._units > 0
+        choice = memory_choice(config)
+        self._remembers = choice is not None
         with seeded_layers(seed):
             outputs = self._policy.outputs - free
             network = PolicyValue(
@@ -122,12 +122,14 @@ class ActorCritic:
                 config.hidden,
                 outputs,
                 free,
-                self._units,
+                choice,
                 config.image_units,
                 config.network,
-                config.separate_values and not self._units,
+                config.separate_values and choice is None,
                 layer_choice(config),
             ).to(self._device)
+        memory = network.recurrent.memory if network.recurrent is not None else None
+        self._memory_shapes = memory.fields if memory is not None else {}
         self._network = Trained("", network, config, apart="value" if network.value_trunk is not None else "")
         self._normalizer = Normalizer(spec, config, self._device, config.popart)
         self.networks: dict[str, Trained[Any]] = {GROUP: self._network, **self._normalizer.networks}
@@ -137,17 +139,20 @@ class ActorCritic:
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Every step records log μ(a|s), and of a box what was drawn; every unroll the state before it: an LSTM's, and
-        pink noise's, of which nothing is learned, as roles that keep no states get them from what is recorded."""
+        """Every step records log μ(a|s), and of a box what was drawn; every unroll the state before it: a memory's,
+        and pink noise's, of which nothing is learned, as roles that keep no states get them from what is recorded."""
         fields = {LOG_PROB: Field((), "float32")}
         if self._box is not None:
             fields |= {SAMPLE: Field((self._box.size,), "float32")}
         fields |= self.policy_noise.state_spec
-        return fields | {name: Field((self._units,), "float32", per_item=True) for name in self._states}
+        return fields | {name: Field(shape, "float32", per_item=True) for name, shape in self._memory_shapes.items()}
 
-    @property
-    def _states(self) -> tuple[str, ...]:
-        return (H, C) if self._units else ()
+    def _state(self, parts: Mapping[str, Tensor]) -> MemoryState | None:
+        """The memory's state, of its parts by name."""
+        trunk = self._network.network.recurrent
+        if trunk is None:
+            return None
+        return trunk.memory.state(*(parts[name] for name in self._memory_shapes))
 
     # Acting
 
@@ -160,9 +165,9 @@ class ActorCritic:
         given |= state or {}
         noise: State = {LEVELS: given[LEVELS]} if LEVELS in given and not greedy else None
         with torch.no_grad():
-            before = on_device({name: given[name] for name in self._states}, self._device)
+            before = on_device({name: given[name] for name in self._memory_shapes}, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
-            outputs, after = self._network.network.act(seen, LSTMState(before[H], before[C]) if self._units else None)
+            outputs, after = self._network.network.act(seen, self._state(before))
             outputs = self._masks.values(outputs.cpu(), observations)
             said = as_array(outputs)
             if greedy:
@@ -172,36 +177,38 @@ class ActorCritic:
                 numbers, noise = self.policy_noise.numbers(rows, noise, self._rng)
                 drawn, log_prob = self._policy.drawn(said, numbers)
         extras: dict[str, Array] = {LOG_PROB: log_prob, **given}
-        later = ({} if after is None else {H: as_array(after.h), C: as_array(after.c)}) | (noise or {})
+        later: dict[str, Array] = {
+            name: as_array(part) for name, part in zip(self._memory_shapes, after or (), strict=True)
+        }
+        later |= noise or {}
         if self._box is None:
             return Acted(drawn, extras, later or None)
         return Acted(self._box.to_env(cast("NDArray[np.float32]", drawn)), extras | {SAMPLE: drawn}, later or None)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
         """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
-        memory = LSTMState(state[H], state[C]) if self._units else None
-        outputs, after = self._network.network.act(self._normalizer.observation(observation), memory)
+        outputs, after = self._network.network.act(self._normalizer.observation(observation), self._state(state))
         chosen = self._policy.chosen(self._masks.values(outputs, observation), noise)
         action = chosen if self._box is None else self._box.to_env_tensor(chosen)
-        return Decision(action, {} if after is None else {H: after.h, C: after.c})
+        return Decision(action, dict(zip(self._memory_shapes, after or (), strict=True)))
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
-        """V(s) [B] of episodes' first observations, before which an LSTM's state is zero."""
+        """V(s) [B] of episodes' first observations, before which a memory's state is zero."""
         scaled = self._normalizer.observation(on_device(observations, self._device))
         seen = {name: value.unsqueeze(1) for name, value in scaled.items()}
         rows = len(next(iter(seen.values())))
-        zeros = torch.zeros((rows, self._units), device=self._device)
+        shapes = self._memory_shapes
+        zeros = {name: torch.zeros((rows, *shape), device=self._device) for name, shape in shapes.items()}
         first = torch.zeros((1, rows), dtype=torch.bool, device=self._device)
-        memory = LSTMState(zeros, zeros) if self._units else None
-        values = self._normalizer.values().of(self._network.network.unroll(seen, memory, first)[1][0])
+        values = self._normalizer.values().of(self._network.network.unroll(seen, self._state(zeros), first)[1][0])
         return as_array(values * self._normalizer.unit)
 
     # Learning
 
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first."""
-        return unrolls(batch, "action" if self._box is None else SAMPLE, self._states, self._device)
+        return unrolls(batch, "action" if self._box is None else SAMPLE, tuple(self._memory_shapes), self._device)
 
     gradients, apply = unroll_updates.gradients, unroll_updates.apply
     update, steps = unroll_updates.update, unroll_updates.steps
@@ -232,8 +239,8 @@ class ActorCritic:
         return Gradients({GROUP: network.gradient}, None, metrics)
 
     def _evaluate(self, batch: Unrolls) -> Evaluated:
-        """The network's outputs for every observation; an LSTM runs again from the state that the actor had."""
-        memory = LSTMState(batch.state[H], batch.state[C]) if self._units else None
+        """The network's outputs for every observation; a memory runs again from the state that the actor had."""
+        memory = self._state(batch.state)
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
         steps = len(batch.mask)
         outputs = self._masks.unrolled(outputs[:steps], batch.observation)

@@ -40,6 +40,7 @@ ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
 KEPT = (*STEP_SIZE, ReplaySettings, DatasetSettings, "beta_end", "n_step", "random_start")
+REMEMBERS = (families.MemorySettings, families.SequenceSettings)  # of agents with a replay
 SOFT = (*KEPT, families.CriticSettings, families.SoftSettings)
 
 # What SAC and discrete SAC stand for alike.

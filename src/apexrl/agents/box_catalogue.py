@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, SOFT, AgentInfo
+from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import ActionNoiseSettings
 
 _SOFT = (*SOFT, families.ActingNoiseSettings)
 _DETERMINISTIC = (
     *KEPT,
+    *REMEMBERS,
     families.CriticSettings,
     families.TargetSettings,
     ActionNoiseSettings,
@@ -56,7 +57,14 @@ _TD3_SETTINGS: dict[str, Any] = {
     "target_noise_clip": 0.5,
     "sigma": 0.1,
 }
-_FREQUENT = (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.FrequentUpdateSettings, "huber")
+_FREQUENT = (
+    *_SOFT,
+    *REMEMBERS,
+    families.TargetSettings,
+    families.EnsembleSettings,
+    families.FrequentUpdateSettings,
+    "huber",
+)
 _redq = partial(AgentInfo, "apexrl.agents.redq:REDQ", BOX, _FREQUENT)
 # Both papers have these numbers; the step sizes, layers and batch are SAC's.
 _REDQ: dict[str, Any] = (
@@ -77,7 +85,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
         BOX,
-        (*_SOFT, families.TargetSettings, "huber"),
+        (*_SOFT, *REMEMBERS, families.TargetSettings, "huber"),
         "soft actor-critic: two critics, a random policy, a learned temperature",
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",
         _ACTOR_CRITIC | POLYAK | LEARNED,
@@ -85,7 +93,15 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "tqc": AgentInfo(
         "apexrl.agents.tqc:TQC",
         BOX,
-        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.TruncationSettings, "quantiles", "huber"),
+        (
+            *_SOFT,
+            *REMEMBERS,
+            families.TargetSettings,
+            families.EnsembleSettings,
+            families.TruncationSettings,
+            "quantiles",
+            "huber",
+        ),
         "SAC with five critics of 25 quantiles; targets leave out the greatest, which overestimation makes",
         "Kuznetsov et al. 2020, Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional "
         "Quantile Critics, arXiv 2005.04269",
@@ -135,6 +151,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         BOX,
         (
             *_SOFT,
+            *REMEMBERS,
             families.TargetSettings,
             families.EnsembleSettings,
             families.CategoricalSettings,
@@ -171,7 +188,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "crossq": AgentInfo(
         "apexrl.agents.crossq:CrossQ",
         BOX,
-        (*_SOFT, "huber"),
+        (*_SOFT, *REMEMBERS, "huber"),
         "SAC with batch normalisation and wide critics instead of target networks: learns from fewer steps",
         "Bhatt et al. 2024, CrossQ: Batch Normalization in Deep Reinforcement Learning, arXiv 1902.05605",
         _ACTOR_CRITIC

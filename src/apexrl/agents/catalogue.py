@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from apexrl.agents.agent_info import ANY, DISCRETE, KEPT, LEARNED, POLYAK, SOFT, STEP_SIZE, AgentInfo
+from apexrl.agents.agent_info import ANY, DISCRETE, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, STEP_SIZE, AgentInfo
 from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import EpsilonSettings
@@ -14,6 +14,7 @@ _EPSILON = (EpsilonSettings, "exploration_steps")
 _VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
 _DQN = (
     *_VALUES,
+    *REMEMBERS,
     families.ResetSettings,
     families.NoisySettings,
     families.MunchausenSettings,
@@ -26,7 +27,7 @@ _GRADIENTS = (
     families.ActorCriticSettings,
     families.ActingNoiseSettings,
     families.LayerSettings,
-    "recurrent_units",
+    families.MemorySettings,
 )
 _PQN = (
     *(*STEP_SIZE, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
@@ -154,7 +155,7 @@ AGENTS: dict[str, AgentInfo] = {
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
         DISCRETE,
-        (*SOFT, families.TargetSettings, "huber"),
+        (*SOFT, *REMEMBERS, families.TargetSettings, "huber"),
         "soft actor-critic over discrete actions: expectations where SAC samples",
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are
@@ -163,7 +164,13 @@ AGENTS: dict[str, AgentInfo] = {
     "r2d2": AgentInfo(
         "apexrl.agents.r2d2:R2D2",
         DISCRETE,
-        (*_VALUES, families.RecurrentSettings, families.TraceSettings),
+        (
+            *_VALUES,
+            families.SequenceSettings,
+            "recurrent_units",
+            families.RescalingSettings,
+            families.TraceSettings,
+        ),
         "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
         {

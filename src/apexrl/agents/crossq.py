@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from apexrl.agents.memory import memory_choice
 from apexrl.agents.sac import CRITICS, SAC
 from apexrl.agents.transition_batch import Transitions, side_by_side
 from apexrl.networks.actor_critic import Critics
@@ -25,7 +26,8 @@ class CrossQ(SAC):
 
     def _networks(self, spec: EnvSpec) -> tuple[NormedPolicy, Critics]:
         config = self._config
-        policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
+        memory = memory_choice(config)
+        policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network, memory)
         return policy.eval(), self._critics_of(spec, CRITICS, 1, NormedLayers).eval()
 
     def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:

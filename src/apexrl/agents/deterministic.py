@@ -15,19 +15,21 @@ from apexrl.agents import diagnostics, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
+from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
     as_array,
-    fresh_transitions,
     on_device,
     side_by_side,
 )
 from apexrl.config import AgentConfig
 from apexrl.networks.actor_critic import Critics, Policy
+from apexrl.networks.recall import Present
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
 
@@ -57,15 +59,18 @@ class Deterministic(ABC):
         self._box = ActionBox(spec.action, config.agent)
         self._acting_noise = ActingNoise(self._box.size, config.pink_noise)
         self._rng = acting_generator(seed)
+        memory = memory_choice(config)
         with seeded_layers(seed):
-            policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network)
+            policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network, memory=memory)
             units = config.critic_hidden or config.hidden
-            critic = Critics(spec, units, critics, outputs, config.image_units, config.network)
+            critic = Critics(spec, units, critics, outputs, config.image_units, config.network, memory=memory)
         self._categorical = outputs > 1
         follows = self._policy_target
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=follows)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
         self._normalizer = Normalizer(spec, config, self._device)
+        self._memory = memory_of(config, self._device, policy, critic)
+        self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
             "critic": self._critic,
@@ -76,8 +81,8 @@ class Deterministic(ABC):
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Nothing is recorded but what every step has."""
-        return {}
+        """Nothing is recorded but what every step has, and states of memories."""
+        return self._memory.fields
 
     # The algorithm's own part
 
@@ -101,21 +106,24 @@ class Deterministic(ABC):
         ``exploration`` [B] is σ of each environment, in half widths of the action's range; infinite: uniformly random.
         """
         with torch.no_grad():
-            seen = self._normalizer.observation(on_device(observations, self._device))
+            scaled = self._normalizer.observation(on_device(observations, self._device))
+            seen = self._memory.now(scaled, state)
             unit = as_array(self._mu(self._policy.network, seen))
         if not greedy:
             unit, state = self._acting_noise.explored(unit, exploration, state, self._rng)
-        return Acted(self._box.to_env(unit), {}, state)
+        return self._memory.acted(self._box.to_env(unit), {}, seen, state, greedy)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
-        unit = self._mu(self._policy.network, self._normalizer.observation(observation))
-        return Decision(self._box.to_env_tensor(unit), {})
+        seen = Present(self._normalizer.observation(observation), state)
+        unit = self._mu(self._policy.network, seen)
+        return Decision(self._box.to_env_tensor(unit), seen.after)
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """Q(s, μ(s)) [B] of episodes' first observations, the least of the critics'."""
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        scaled = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(scaled, None)
         answers = self._critic.network(seen, self._mu(self._policy.network, seen))  # [K, B, O]
         return as_array(self.values(answers).amin(dim=0) * self._normalizer.unit)
 
@@ -128,7 +136,7 @@ class Deterministic(ABC):
 
         One pass of the policy and one of the critics over all of them (Horgan et al. 2018, appendix D).
         """
-        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
+        batch = self._normalizer.transitions(self._memory.fresh(items))
         with torch.no_grad():
             later = self._mu(self._policy.network, batch.next_observation)
             answers = self._critic.network(
@@ -136,7 +144,7 @@ class Deterministic(ABC):
                 torch.cat((self._box.to_unit(batch.action), later)),
             )
             now, then = answers.tensor_split(2, dim=1)
-            return as_array(self.errors(batch, now, then))
+            return as_array(item_priorities(batch, self.errors(batch, now, then), self._config.priority_eta))
 
     # Learning
 
@@ -155,7 +163,7 @@ class Deterministic(ABC):
         with diagnostics.DeadUnits(measured) as units:
             found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
         critic.differentiate(found.loss)
-        priorities = as_array(found.priorities)
+        priorities = as_array(item_priorities(batch, found.priorities, self._config.priority_eta))
         norm = critic.clip(self.updates, priorities)
         groups = {"critic": critic.gradient, **statistics}
         if (self.updates + 1) % self._config.policy_period_updates == 0:

@@ -15,8 +15,10 @@ from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
+from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
@@ -24,7 +26,6 @@ from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
     as_array,
-    fresh_transitions,
     on_device,
     side_by_side,
 )
@@ -33,6 +34,7 @@ from apexrl.losses import critics_loss, soft_value
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Policy
 from apexrl.networks.distributions import Categorical
+from apexrl.networks.recall import Present
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
 
@@ -67,15 +69,18 @@ class DiscreteSAC:
         self.policy_noise = ActingNoise(1, pink=False, kind="uniform")
         self._rng = acting_generator(seed)
         n, hidden = self._choices.n, config.critic_hidden or config.hidden
+        memory = memory_choice(config)
         with seeded_layers(seed):
-            policy = Policy(spec, config.hidden, n, config.image_units, config.network)
-            critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network)
+            policy = Policy(spec, config.hidden, n, config.image_units, config.network, memory=memory)
+            critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network, memory)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
         self._critics = Trained("critics", critics.to(self._device), config, target=True)
         entropy = ENTROPY_SHARE * math.log(n) if config.target_entropy is None else config.target_entropy
         self._target_entropy = entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
+        self._memory = memory_of(config, self._device, policy, critics)
+        self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
             "critics": self._critics,
@@ -87,8 +92,8 @@ class DiscreteSAC:
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Nothing is recorded: priorities take a pass of the critics."""
-        return {}
+        """Nothing is recorded but states of memories: priorities take a pass of the critics."""
+        return self._memory.fields
 
     # Acting
 
@@ -99,7 +104,8 @@ class DiscreteSAC:
         value of it matters.
         """
         with torch.no_grad():
-            seen = self._normalizer.observation(on_device(observations, self._device))
+            scaled = self._normalizer.observation(on_device(observations, self._device))
+            seen = self._memory.now(scaled, state)
             outputs = self._policy.network(seen).cpu()
             if not greedy:
                 outputs = torch.where(torch.from_numpy(np.isinf(exploration))[:, None], 0.0, outputs)
@@ -108,18 +114,21 @@ class DiscreteSAC:
             index = self._softmax.mode(logits)
         else:
             index = self._softmax.drawn(logits, self.policy_noise.uniform(len(logits), None, self._rng)[0]).action
-        return Acted(self._choices.to_env(cast("NDArray[np.int64]", index)), {}, state)
+        actions = self._choices.to_env(cast("NDArray[np.int64]", index))
+        return self._memory.acted(actions, {}, seen, state, greedy)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
         """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
-        logits = self._logits(self._normalizer.observation(observation))
-        return Decision(self._choices.to_env_tensor(self._softmax.chosen(logits, noise)), {})
+        seen = Present(self._normalizer.observation(observation), state)
+        logits = self._logits(seen)
+        return Decision(self._choices.to_env_tensor(self._softmax.chosen(logits, noise)), seen.after)
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """The smaller Q [B] of the likeliest action at episodes' first observations; it counts later entropy besides
         rewards."""
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        scaled = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(scaled, None)
         action = self._logits(seen).argmax(dim=1)
         value = self._critics.network(seen).amin(dim=0).gather(1, action[:, None]).squeeze(1)
         return as_array(value * self._normalizer.unit)
@@ -127,13 +136,14 @@ class DiscreteSAC:
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
         """|δ| [N], the mean over both critics: one pass of the newest published ones over both states."""
-        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
+        batch = self._normalizer.transitions(self._memory.fresh(items))
         both = side_by_side(batch.observation, batch.next_observation)
         q, next_q = self._critics.network(both).tensor_split(2, dim=1)
         log_probs = torch.log_softmax(self._logits(batch.next_observation), dim=1)
         value = soft_value(next_q, log_probs, self._temperature.value)
         delta = torch.addcmul(batch.reward, batch.discount, value) - self._taken(q, batch.action)
-        return as_array(delta.abs().mean(dim=0))
+        errors = delta.abs().mean(dim=0)
+        return as_array(item_priorities(batch, errors, self._config.priority_eta))
 
     # Learning
 

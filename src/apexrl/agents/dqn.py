@@ -8,6 +8,7 @@ besides it is Rainbow (Hessel et al. 2018). ``agents.bootstrap`` has the value o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -23,15 +24,19 @@ from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.horizon import Horizon, check_horizon, horizon
 from apexrl.agents.layer_choice import layer_choice
+from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.resets import Resets
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
+from apexrl.agents.sequence_batch import items_time_first
+from apexrl.agents.sequence_steps import item_priorities, of_sequences, recorded_at, steps_of
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.offline import conservative_penalty
 from apexrl.networks import NOTHING, Differentiable, Draw, QNetwork, differentiable, scaled
+from apexrl.networks.recall import Present
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
 
@@ -74,6 +79,7 @@ class DQN:
             image_units=config.image_units,
             network=config.network,
             choice=layer_choice(config),
+            memory=memory_choice(config),
         )
         with seeded_layers(seed):
             network = make().to(self._device)
@@ -82,6 +88,9 @@ class DQN:
         self._by_hand = not (config.network or config.conservative_weight)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
         self._normalizer = Normalizer(spec, config, self._device)
+        self._memory = memory_of(config, self._device, network)
+        self.item = self._memory.item
+        self._stacked = spec.stack > 1
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         if network.noise_size:
@@ -93,8 +102,11 @@ class DQN:
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Every step records the fields from which priorities are computed."""
-        return self._returns.fields(self._choices.n)
+        """Every step records the fields from which priorities are computed; every sequence the state before it."""
+        fields = self._returns.fields(self._choices.n)
+        if self.item.kind == "sequence":
+            fields = {name: replace(field, windowed=True) for name, field in fields.items()}
+        return fields | self._memory.fields
 
     # Acting
 
@@ -106,26 +118,27 @@ class DQN:
         """
         few = self._few
         draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few, shared=False)
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), state)
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
         q = self._choices.masks.values(self._returns.means(answers), observations)  # [B, n]
         actions = q.numpy().argmax(axis=1)
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)
-        return Acted(self._choices.to_env(actions), self._returns.recorded(answers, q, actions), state)
+        recorded = self._returns.recorded(answers, q, actions)
+        return self._memory.acted(self._choices.to_env(actions), recorded, seen, state, greedy)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
-        seen = self._normalizer.observation(observation)
+        seen = Present(self._normalizer.observation(observation), state)
         draw = self._greedy_draw(next(iter(seen.values())).shape[0])  # `len` would fix the number of rows in an export
         q = self._returns.means(self._returns.read(self._network.network(seen, draw)))
         q = self._choices.masks.values(q, observation)
-        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {})
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), seen.after)
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, as greedy acting reads Q."""
         rows = len(next(iter(observations.values())))
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), None)
         answers = self._returns.read(self._online.values(seen, self._greedy_draw(rows)))
         q = self._choices.masks.values(self._returns.means(answers), observations)
         return as_array(q.amax(dim=1) * self._normalizer.unit)
@@ -135,10 +148,24 @@ class DQN:
 
         Horgan et al. 2018, section 3: no second forward pass. The later state counts as the actor's network saw it.
         """
+        if self.item.kind == "sequence":
+            return self._sequence_priorities(items)
         action = self._choices.index_array(cast("NDArray[np.int64]", items["action"]))
         reward, discount = torch.from_numpy(items["reward"]), torch.from_numpy(items["discount"])
         fresh = Fresh(torch.from_numpy(action), self._normalizer.reward(reward), discount, items)
         return cast("NDArray[np.float32]", self._returns.priorities(fresh, self._targets).numpy())
+
+    def _sequence_priorities(self, items: Arrays) -> NDArray[np.float32]:
+        config, names = self._config, tuple(self._returns.fields(self._choices.n))
+        known = items_time_first(items, ("reward", "discount", "mask", "action", *names), self.item.burn_in)
+        reward, discount, mask, action, *recorded = known
+        if self._stacked:
+            recorded = [values[:, :, -1] for values in recorded]  # the replay stacks them as it does observations
+        steps = steps_of(self._normalizer.reward(reward), discount, mask, config.n_step)
+        at = recorded_at(steps, dict(zip(names, recorded, strict=True)))
+        index = self._choices.index(action.flatten(0, 1)[steps.rows])
+        fresh = Fresh(index, steps.reward, steps.discount, {name: value.numpy() for name, value in at.items()})
+        return as_array(of_sequences(mask, self._returns.priorities(fresh, self._targets), config.priority_eta))
 
     # Learning
 
@@ -218,7 +245,7 @@ class DQN:
             else:
                 found = as_returned(Loss, self.loss(batch), "loss")
                 network.differentiate(found.loss)
-        priorities = as_array(found.priorities)
+        priorities = as_array(item_priorities(batch, found.priorities, self._config.priority_eta))
         norm = network.clip(self.updates, priorities)
         metrics: dict[str, float] = {}
         if measured:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents import soft_categories
+from apexrl.agents.memory import memory_choice
 from apexrl.agents.return_heads import support_of
 from apexrl.agents.sac import SAC
 from apexrl.agents.trained_network import Gradients
@@ -42,7 +43,13 @@ class FastSAC(SAC):
         config = self._config
         choice = LayerChoice(layer_norm=config.layer_norm)
         policy = BoundedDeviationPolicy(
-            spec, config.hidden, 2 * self._box.size, config.image_units, config.network, choice
+            spec,
+            config.hidden,
+            2 * self._box.size,
+            config.image_units,
+            config.network,
+            choice,
+            memory_choice(config),
         )
         layers = partial(Ensemble, layer_norm=config.layer_norm)
         return policy, self._critics_of(spec, config.critics, config.atoms, layers)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.agents.sequence_batch import Sequences
+from apexrl.agents.sequence_steps import as_transitions
 from apexrl.agents.trained_network import Trained
 from apexrl.agents.transition_batch import Observation, Transitions
 from apexrl.agents.unroll_batch import Unrolls
@@ -130,6 +131,7 @@ class Normalizer:
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: torch.device, targets: bool = False) -> None:
         self._limit = config.observation_clip
         self._reward_scale = config.reward_scale
+        self._n_step = config.n_step
         self._stacked = spec.stack > 1
         shapes = {
             name: field.shape
@@ -204,8 +206,10 @@ class Normalizer:
 
     # Batches, as agents learn from them
 
-    def transitions(self, batch: Transitions) -> Transitions:
-        """Scaled."""
+    def transitions(self, batch: Transitions | Sequences) -> Transitions:
+        """Scaled; the steps of sequences as transitions."""
+        if isinstance(batch, Sequences):
+            return as_transitions(self.sequences(batch), self._n_step)
         if self._trained is None and self._reward_scale == 1.0:
             return batch
         return batch._replace(

@@ -23,7 +23,9 @@ from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import sequence_lambda_target, sequence_loss, sequence_priority, sequence_target, unscale
-from apexrl.networks.recurrent import LSTMState, RecurrentQ
+from apexrl.networks.memory import LSTMState
+from apexrl.networks.memory import State as MemoryState
+from apexrl.networks.recurrent import RecurrentQ
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
 from apexrl.spec import EnvSpec, Field
 
@@ -190,7 +192,8 @@ class R2D2:
 
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
-        state, warm = LSTMState(batch.state[H], batch.state[C]), self._config.burn_in
+        warm = self._config.burn_in
+        state: MemoryState = LSTMState(batch.state[H], batch.state[C])
         if warm:
             resets = [step for step in batch.resets if step < warm]
             with torch.no_grad():

@@ -14,8 +14,10 @@ from apexrl.agents import soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
+from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
+from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
@@ -23,7 +25,6 @@ from apexrl.agents.transition_batch import (
     Observation,
     Transitions,
     as_array,
-    fresh_transitions,
     on_device,
     side_by_side,
 )
@@ -31,6 +32,7 @@ from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
 from apexrl.networks.ensemble import Ensemble
+from apexrl.networks.recall import Present
 from apexrl.networks.squashed_gaussian import gaussian, squash
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
@@ -58,6 +60,7 @@ class SAC:
     """
 
     _targets = True  # a copy of the critics follows them
+    _remembers = True  # where --memory asks for it
     _trained: type[Trained[Any]] = Trained  # of policy and critics
     _entropy_of_action = -1.0  # that a learned temperature aims at, of each number of an action: nats
 
@@ -76,6 +79,8 @@ class SAC:
         entropy = by_size if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
+        self._memory = memory_of(config, self._device, self._policy.network, self._critics.network)
+        self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
             "critics": self._critics,
@@ -93,14 +98,17 @@ class SAC:
     ) -> tuple[Policy, Critics]:
         """A policy that is an MLP, and critics as of ``_critics_of``."""
         config = self._config
-        policy = Policy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network)
+        policy = Policy(
+            spec, config.hidden, 2 * self._box.size, config.image_units, config.network, memory=memory_choice(config)
+        )
         return policy, self._critics_of(spec, critics, outputs, layers)
 
     def _critics_of(self, spec: EnvSpec, count: int, outputs: int, layers: Callable[..., nn.Module]) -> Critics:
         """So many critics of as many ``outputs`` each, made by ``layers``."""
         config = self._config
         hidden = config.critic_hidden or config.hidden
-        return Critics(spec, hidden, count, outputs, config.image_units, config.network, layers)
+        memory = memory_choice(config) if self._remembers else None
+        return Critics(spec, hidden, count, outputs, config.image_units, config.network, layers, memory)
 
     # What agents that are made of this one have otherwise
 
@@ -119,8 +127,8 @@ class SAC:
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Nothing is recorded: priorities take a pass of the critics."""
-        return {}
+        """Nothing is recorded but states of memories: priorities take a pass of the critics."""
+        return self._memory.fields
 
     # Acting
 
@@ -131,27 +139,30 @@ class SAC:
         value of it matters.
         """
         with torch.no_grad():
-            seen = self._normalizer.observation(on_device(observations, self._device))
+            scaled = self._normalizer.observation(on_device(observations, self._device))
+            seen = self._memory.now(scaled, state)
             mean, log_std = gaussian(self._policy.network(seen))
             if greedy:
-                return Acted(self._box.to_env(as_array(torch.tanh(mean))), {}, state)
+                return self._memory.acted(self._box.to_env(as_array(torch.tanh(mean))), {}, seen, state, greedy)
             noise, state = self.policy_noise.normal(len(mean), state, self._rng)
             unit = as_array(squash(mean, log_std, torch.from_numpy(noise).to(self._device))[0])
         random = np.isinf(exploration)
         if random.any():
             unit[random] = self.policy_noise.random(noise[random], self._rng)
-        return Acted(self._box.to_env(unit), {}, state)
+        return self._memory.acted(self._box.to_env(unit), {}, seen, state, greedy)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
         """The action of raw observations, drawn by ``noise`` or greedy, in PyTorch alone; see ``Draws``."""
-        mean, log_std = gaussian(self._policy.network(self._normalizer.observation(observation)))
+        seen = Present(self._normalizer.observation(observation), state)
+        mean, log_std = gaussian(self._policy.network(seen))
         unit = torch.tanh(mean) if noise is None else squash(mean, log_std, noise)[0]
-        return Decision(self._box.to_env_tensor(unit), {})
+        return Decision(self._box.to_env_tensor(unit), seen.after)
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """Q(s, tanh(μ)) [B] of episodes' first observations, as ``judged``; it counts later entropy besides rewards."""
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        scaled = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(scaled, None)
         action = torch.tanh(gaussian(self._policy.network(seen))[0])
         return as_array(self.judged(self.values(self._critics.network(seen, action))) * self._normalizer.unit)
 
@@ -161,13 +172,14 @@ class SAC:
 
         Horgan et al. 2018, appendix D: an actor of box actions evaluates critics for this.
         """
-        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
+        batch = self._normalizer.transitions(self._memory.fresh(items))
         mean, log_std = gaussian(self._policy.network(batch.next_observation))
         next_action, next_log_prob = squash(mean, log_std, self._white(mean))
         both = side_by_side(batch.observation, batch.next_observation)
         actions = torch.cat((self._box.to_unit(batch.action), next_action))
         now, later = self._critics.network(both, actions).tensor_split(2, dim=1)
-        return as_array(self.errors(batch, now, later, next_log_prob))
+        errors = self.errors(batch, now, later, next_log_prob)
+        return as_array(item_priorities(batch, errors, self._config.priority_eta))
 
     def _white(self, like: Tensor) -> Tensor:
         return torch.from_numpy(self._rng.standard_normal(like.shape, np.float32)).to(self._device)

@@ -58,8 +58,9 @@ def critic_loss(agent: CategoricalSoftAgent, batch: Transitions, noise: Tensor) 
 def with_edges(agent: CategoricalSoftAgent, batch: Transitions, found: Gradients) -> Gradients:
     """``found``, whose metrics have the probability at the edges of the support besides."""
     if found.metrics:
-        seen = agent._normalizer.observation(batch.observation)
-        found.metrics.update(diagnostics.of_support(agent._critics.network, seen, agent._box.to_unit(batch.action)))
+        seen = agent._normalizer.transitions(batch)
+        actions = agent._box.to_unit(seen.action)
+        found.metrics.update(diagnostics.of_support(agent._critics.network, seen.observation, actions))
     return found
 
 

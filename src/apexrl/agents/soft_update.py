@@ -10,6 +10,7 @@ from torch import Tensor
 
 from apexrl.agents import diagnostics
 from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
 from apexrl.agents.transition_batch import Transitions, as_array
@@ -59,7 +60,7 @@ def gradients(
     """
     policy, critics, temperature = agent._policy, agent._critics, agent._temperature
     critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
-    priorities = as_array(found.priorities)
+    priorities = as_array(item_priorities(batch, found.priorities, agent._config.priority_eta))
     norm = critics.clip(agent.updates, priorities)
     groups = {"critics": critics.gradient, **statistics}
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from apexrl.agents.memory import Memory
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
+from apexrl.agents.sequence_batch import Sequences
 from apexrl.agents.trained_network import Gradients, Trained, held
-from apexrl.agents.transition_batch import Transitions, transitions
+from apexrl.agents.transition_batch import Transitions
 from apexrl.config import AgentConfig
 from apexrl.protocols import Arrays, Learned, Sampled
 from apexrl.spec import Array
@@ -32,15 +33,15 @@ class TrainedAgent(Protocol):
     def apply(self, groups: Mapping[str, Tensor]) -> None: ...
 
 
-class OnDevice(Protocol):
-    """An agent on one device."""
+class WithMemory(Protocol):
+    """An agent with a memory, or with none."""
 
-    _device: torch.device
+    _memory: Memory
 
 
-def prepare(agent: OnDevice, batch: Sampled) -> Transitions:
+def prepare(agent: WithMemory, batch: Sampled) -> Transitions | Sequences:
     """Copy a batch to the device: asynchronously on CUDA, not at all on the CPU."""
-    return transitions(batch, agent._device)
+    return agent._memory.prepare(batch)
 
 
 def update(agent: TrainedAgent, prepared: Any) -> Learned:

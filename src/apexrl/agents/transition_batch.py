@@ -10,22 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.networks.recall import Recalled
 from apexrl.protocols import Arrays, Sampled
 from apexrl.spec import Array, split_observation
 
-Observation = dict[str, Tensor]
+Observation = Mapping[str, Tensor]
 """Name -> [B, (stack,) *shape]."""
 
 
 class Transitions(NamedTuple):
     """B transitions over n or fewer steps, on one device."""
 
-    observation: dict[str, Tensor]  # name -> [B, (stack,) *shape]
-    next_observation: dict[str, Tensor]
+    observation: Mapping[str, Tensor]  # name -> [B, (stack,) *shape]
+    next_observation: Mapping[str, Tensor]
     action: Tensor  # [B] int64, or [B, *shape]
     reward: Tensor  # [B] float32, n-step return without its bootstrap
     discount: Tensor  # [B] float32, γ^m · (1 − terminated)
     weights: Tensor  # [B] float32, importance weights
+    mask: Tensor | None = None  # [L, S] bool: these are the steps there, in that order, of S sequences
 
 
 def transitions(batch: Sampled, device: torch.device) -> Transitions:
@@ -69,6 +71,8 @@ def unread(observation: Array, where: tuple[NDArray[np.int64], ...]) -> Array:
 
 def side_by_side(one: Observation, two: Observation) -> Observation:
     """Two batches as one of all their rows, [B + B', ...]."""
+    if isinstance(one, Recalled) and isinstance(two, Recalled):
+        return Recalled.joined((one, two))
     return {name: torch.cat((rows, two[name])) for name, rows in one.items()}
 
 

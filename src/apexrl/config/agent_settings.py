@@ -306,21 +306,42 @@ class ImplicitSettings:
 
 
 @dataclass(frozen=True)
-class RecurrentSettings:
-    """R2D2: recurrent values from sequences."""
+class MemorySettings:
+    """What networks remember of the steps before, for observations that do not show all that matters."""
 
-    sequence_length: Annotated[int, Range(1)] = 80
+    memory: Literal["none", "lstm", "gru", "transformer"] = "none"
+    """Memory of the networks: an LSTM, a GRU, or a small gated transformer (GTrXL). Critics have one of their own.
+    Agents with a replay then learn from sequences, as R2D2 does, which itself always has an LSTM."""
+    recurrent_units: Annotated[int, Range(1, 1 << 20), Needs("memory", unless=("none",))] = 512
+    """Units of the memory (R2D2: 512)."""
+    memory_layers: Annotated[int, Range(1, 64), Needs("memory", ("transformer",))] = 1
+    """Layers of the transformer (GTrXL: 12)."""
+    memory_heads: Annotated[int, Range(1, 64), Needs("memory", ("transformer",))] = 4
+    """Heads of each layer's attention; they divide recurrent_units (GTrXL: 8)."""
+    memory_context: Annotated[int, Range(1, 4096), Needs("memory", ("transformer",))] = 32
+    """Steps that each layer looks back and that the cache holds (GTrXL: 512)."""
+
+
+@dataclass(frozen=True)
+class SequenceSettings:
+    """Sequences of steps from the replay, of networks with a memory."""
+
+    sequence_length: Annotated[int, Range(1), Needs("memory", unless=("none",))] = 80
     """Trained steps of a sequence (R2D2: 80)."""
-    sequence_stride: Annotated[int, Range(1)] = 40
+    sequence_stride: Annotated[int, Range(1), Needs("memory", unless=("none",))] = 40
     """Steps between the starts of sequences (R2D2: 40)."""
-    burn_in: Annotated[int, Range(0, 255)] = 40
+    burn_in: Annotated[int, Range(0, 255), Needs("memory", unless=("none",))] = 40
     """Steps before these that only build up the recurrent state (R2D2: 40)."""
-    recurrent_units: Annotated[int, Range(1, 1 << 20), Needs("recurrent")] = 512
-    """Units of the LSTM (R2D2: 512)."""
+    priority_eta: Annotated[float, Range(0, 1), Needs("memory", unless=("none",))] = 0.9
+    """η: a sequence's priority is η·max|δ| + (1 − η)·mean|δ| (R2D2: 0.9)."""
+
+
+@dataclass(frozen=True)
+class RescalingSettings:
+    """R2D2's values."""
+
     rescaling_eps: Annotated[float, Range(0)] = 1e-3
     """ε of the value rescaling h (R2D2: 1e-3); 0: values are not rescaled."""
-    priority_eta: Annotated[float, Range(0, 1)] = 0.9
-    """η: a sequence's priority is η·max|δ| + (1 − η)·mean|δ| (R2D2: 0.9)."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +378,7 @@ class ActorCriticSettings:
     value_coefficient: Annotated[float, Range(0)] = 0.5
     """Weight of the values' ½δ² (IMPALA and CleanRL's PPO: 0.5).
     With large returns the value loss dominates the layers that policy and values share."""
-    separate_values: Annotated[bool, Needs("recurrent", (False,))] = False
+    separate_values: Annotated[bool, Needs("memory", ("none",))] = False
     """The value function has its own layers, of the policy's sizes (CleanRL and SB3 for vectors: yes)."""
     popart: bool = False
     """Values are learned in units of their targets' running mean and deviation (van Hasselt et al. 2016).
@@ -373,10 +394,8 @@ class ActorCriticSettings:
     epochs: Annotated[int, Range(1)] = 1
     """Passes over the batch in one update (PPO on Atari: 4). More than one needs surrogate clipped."""
     minibatches: Annotated[int, Range(1)] = 1
-    """Gradient steps per epoch, each on a share of the steps (of the unrolls if recurrent; PPO on Atari: 4).
+    """Gradient steps per epoch, each on a share of the steps (of the unrolls with a memory; PPO on Atari: 4).
     More than one needs surrogate clipped."""
-    recurrent: bool = False
-    """Puts an LSTM of recurrent_units between encoder and heads."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +421,9 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     ConservativeBoxSettings,
     ConservativeSettings,
     CloningSettings,
-    RecurrentSettings,
+    RescalingSettings,
+    SequenceSettings,
+    MemorySettings,
     SoftSettings,
     DeterministicSettings,
     TruncationSettings,

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from apexrl.config import Config
+from apexrl.config import AgentConfig, Config
 from apexrl.config.outside import is_outside
 from apexrl.config.settings import Setting, did_you_mean, flag, settings_of, spell_type
 from apexrl.errors import ConfigError
@@ -119,6 +119,9 @@ def _from_table(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
     known = settings_of(kind)
     values: dict[str, Any] = {}
     for name, item in table.items():
+        if (name, kind) == ("recurrent", AgentConfig):  # of releases until 0.2, in which memories were LSTMs
+            values["memory"] = "lstm" if item else "none"
+            continue
         if name not in known:
             raise ConfigError(f"{where}: unknown setting {name!r}{did_you_mean(name, known)}")
         if name in _GROUPS and kind is Config:

@@ -30,6 +30,10 @@ NEW_SETTINGS: Final = frozenset(
         "expectile",
         "advantage_scale",
         "advantage_clip",
+        "memory",
+        "memory_layers",
+        "memory_heads",
+        "memory_context",
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.acting_noise import LEVELS
 from apexrl.agents.decision import Decides, Decision, Draws
 from apexrl.agents.rng_state import pack, restore
-from apexrl.agents.sequence_batch import C, H
 from apexrl.errors import AgentError, ConfigError, SnapshotError
+from apexrl.networks.recall import CRITIC
 from apexrl.run.folder import versions
 from apexrl.spec import Array, EnvSpec, Field
 
@@ -154,7 +155,8 @@ def export(
 def state_shapes(agent: Agent) -> dict[str, tuple[int, ...]]:
     """Recurrent states by which an agent acts greedily, name -> shape of one environment's."""
     recorded: Mapping[str, Field] = getattr(agent, "step_spec", {})
-    return {name: field.shape for name, field in recorded.items() if name in (H, C)}
+    states = {name: field.shape for name, field in recorded.items() if field.per_item and name != LEVELS}
+    return {name: shape for name, shape in states.items() if not name.startswith(CRITIC)}
 
 
 def _example(spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.ensemble import Ensemble
+from apexrl.networks.memory import MemoryChoice
+from apexrl.networks.recall import CRITIC, trunk_for
 from apexrl.spec import EnvSpec
 
 
@@ -19,6 +20,7 @@ class ActionValues(nn.Module):
         hidden: units of every critic's layers.
         count: K.
         actions: n.
+        memory: that all of them have, if any.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class ActionValues(nn.Module):
         actions: int,
         image_units: int = 512,
         network: str = "",
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, (), image_units, network)
+        self.trunk = trunk_for(spec, (), image_units, network, memory=memory, prefix=CRITIC)
         self.layers = Ensemble(count, (self.trunk.features, *hidden, actions))
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:

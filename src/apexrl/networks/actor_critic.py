@@ -8,62 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.encoders import PLAIN, LayerChoice, ObservationEncoder, encoder_for
+from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
-from apexrl.networks.layer_norm import unit_norm
+from apexrl.networks.memory import MemoryChoice
+from apexrl.networks.recall import CRITIC, trunk_for
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
 
 
-class Trunk(nn.Module):
-    """An encoder; behind convolutions also a fully connected layer with ReLU (Mnih et al. 2015).
-
-    Args:
-        spec: the environment.
-        hidden: units of the fully connected layers for vectors.
-        image_units: units of that layer.
-        network: an encoder of your own (``encoder_for``).
-        choice: which layers ours have.
-    """
-
-    def __init__(
-        self,
-        spec: EnvSpec,
-        hidden: Sequence[int],
-        image_units: int,
-        network: str = "",
-        choice: LayerChoice = PLAIN,
-    ) -> None:
-        super().__init__()
-        self.encoder, self.features, sees_image = encoder_for(spec, hidden, network, choice)
-        self.image: nn.Linear | None = None
-        if sees_image:
-            self.image = nn.Linear(self.features, image_units)
-            self.norm = unit_norm(image_units, choice.layer_norm)
-            self.features = image_units
-
-    def begin_orthogonal(self) -> None:
-        """Orthogonal weights of gain √2 and biases of zero, in all layers of ours (CleanRL's PPO, Stable-Baselines3).
-
-        What comes out is then about 0 and moves with what is seen. PyTorch's own start keeps a third of a layer's
-        variance and adds biases: behind images that hardly differ, or angles in radians, its features hardly differ.
-        """
-        encoder = self.encoder
-        for layer in (*(encoder.modules() if isinstance(encoder, ObservationEncoder) else ()), self.image):
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
-
-    def forward(self, observation: Observation) -> Tensor:
-        """name -> [B, (stack,) *shape]; returns float32 [B, features]."""
-        x: Tensor = self.encoder(observation)
-        return x if self.image is None else torch.relu_(self.norm(self.image(x)))
-
-
 class Policy(nn.Module):
-    """A trunk and a linear head of ``outputs`` numbers; what they mean is the agent's business."""
+    """A trunk, with a memory where asked for, and a linear head of ``outputs`` numbers; what they mean is the agent's
+    business."""
 
     def __init__(
         self,
@@ -73,9 +29,10 @@ class Policy(nn.Module):
         image_units: int = 512,
         network: str = "",
         choice: LayerChoice = PLAIN,
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, hidden, image_units, network, choice)
+        self.trunk = trunk_for(spec, hidden, image_units, network, choice, memory)
         self.head = nn.Linear(self.trunk.features, outputs)
 
     def forward(self, observation: Observation) -> Tensor:
@@ -100,9 +57,10 @@ class BoundedDeviationPolicy(Policy):
         image_units: int = 512,
         network: str = "",
         choice: LayerChoice = PLAIN,
+        memory: MemoryChoice | None = None,
         log_std: tuple[float, float] = (-5.0, 0.0),
     ) -> None:
-        super().__init__(spec, hidden, outputs, image_units, network, choice)
+        super().__init__(spec, hidden, outputs, image_units, network, choice, memory)
         self._log_std = log_std
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -148,6 +106,7 @@ class Critics(nn.Module):
         count: K.
         outputs: numbers per critic: 1 value, or the atoms of a distribution.
         layers: makes the K MLPs of (K, sizes): ``Ensemble``, or what is called as it is.
+        memory: that all of them have, if any.
     """
 
     def __init__(
@@ -159,9 +118,10 @@ class Critics(nn.Module):
         image_units: int = 512,
         network: str = "",
         layers: Callable[[int, Sequence[int]], nn.Module] = Ensemble,
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, (), image_units, network)
+        self.trunk = trunk_for(spec, (), image_units, network, memory=memory, prefix=CRITIC)
         inputs = self.trunk.features + math.prod(spec.action.shape)
         self.layers = layers(count, (inputs, *hidden, outputs))
 

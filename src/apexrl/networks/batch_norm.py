@@ -14,8 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.ensemble import EVERY, Members
+from apexrl.networks.memory import MemoryChoice
+from apexrl.networks.recall import trunk_for
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -116,10 +117,16 @@ class NormedPolicy(nn.Module):
     has no normalisation. Critics are ``actor_critic.Critics`` with ``NormedLayers``."""
 
     def __init__(
-        self, spec: EnvSpec, hidden: Sequence[int], outputs: int, image_units: int = 512, network: str = ""
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        outputs: int,
+        image_units: int = 512,
+        network: str = "",
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, (), image_units, network)
+        self.trunk = trunk_for(spec, (), image_units, network, memory=memory)
         self.layers = NormedLayers(1, (self.trunk.features, *hidden, outputs))
 
     def forward(self, observation: Observation) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.ensemble import EVERY, Members
+from apexrl.networks.trunk import Trunk
 from apexrl.spec import EnvSpec
 
 # All of the authors' code.

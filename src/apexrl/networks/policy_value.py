@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.actor_critic import Trunk
 from apexrl.networks.encoders import PLAIN, LayerChoice
-from apexrl.networks.recurrent import LSTMState, RecurrentTrunk
+from apexrl.networks.memory import MemoryChoice, State
+from apexrl.networks.recurrent_trunk import RecurrentTrunk
+from apexrl.networks.trunk import Trunk
 from apexrl.spec import EnvSpec
 
 Observation = Mapping[str, Tensor]
@@ -18,7 +19,7 @@ POLICY_GAIN = 0.01  # of the policy head's orthogonal start: at first all action
 
 
 class PolicyValue(nn.Module):
-    """A trunk, an LSTM behind it where asked for, and two linear heads (Mnih et al. 2016, section 5; IMPALA, figure 3).
+    """A trunk, a memory behind it where asked for, and two linear heads (Mnih et al. 2016, section 5; IMPALA, fig. 3).
 
     Args:
         spec: the environment.
@@ -26,10 +27,10 @@ class PolicyValue(nn.Module):
         outputs: numbers that the policy head says of an observation.
         free: numbers beside them that are parameters of their own, the same for all observations, and 0 at first: log σ
             of a Gaussian (CleanRL's PPO, Stable-Baselines3).
-        units: of the LSTM; 0: none.
+        memory: which one, if any.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
-        separate: the value has a trunk of its own; not with an LSTM.
+        separate: the value has a trunk of its own; not with a memory.
         choice: which layers encoders have.
     """
 
@@ -39,23 +40,23 @@ class PolicyValue(nn.Module):
         hidden: Sequence[int],
         outputs: int,
         free: int = 0,
-        units: int = 0,
+        memory: MemoryChoice | None = None,
         image_units: int = 512,
         network: str = "",
         separate: bool = False,
         choice: LayerChoice = PLAIN,
     ) -> None:
         super().__init__()
-        assert not (separate and units), "values with an LSTM of their own would need its state"
-        self.recurrent = RecurrentTrunk(spec, hidden, units, image_units, network, choice) if units else None
+        assert not (separate and memory), "values with a memory of their own would need its state"
+        self.recurrent = RecurrentTrunk(spec, hidden, memory, image_units, network, choice) if memory else None
         if self.recurrent is not None:
             self.recurrent.begin_orthogonal()
-        self.trunk = None if units else Trunk(spec, hidden, image_units, network, choice)
+        self.trunk = None if memory else Trunk(spec, hidden, image_units, network, choice)
         value_trunk = Trunk(spec, hidden, image_units, network, choice) if separate else None
         for trunk in (self.trunk, value_trunk):
             if trunk is not None:
                 trunk.begin_orthogonal()
-        features = units or self._feed_forward.features
+        features = memory.units if memory else self._feed_forward.features
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
         nn.init.zeros_(self.policy.bias)
@@ -67,26 +68,26 @@ class PolicyValue(nn.Module):
 
     @property
     def _feed_forward(self) -> Trunk:
-        assert self.trunk is not None, "it has an LSTM, and needs its state"
+        assert self.trunk is not None, "it has a memory, and needs its state"
         return self.trunk
 
-    def act(self, observation: Observation, state: LSTMState | None = None) -> tuple[Tensor, LSTMState | None]:
+    def act(self, observation: Observation, state: State | None = None) -> tuple[Tensor, State | None]:
         """One step of B environments: the policy's outputs, float32 [B, outputs + free], and the state after it.
 
         Args:
             observation: name -> [B, (stack,) *shape].
-            state: of the LSTM, where there is one.
+            state: of the memory, where there is one.
         """
         if self.recurrent is None:
             return self._outputs(self._feed_forward(observation)), None
-        assert state is not None, "an LSTM needs its state"
-        after = self.recurrent.step(observation, state)
-        return self._outputs(after.h), after
+        assert state is not None, "a memory needs its state"
+        features, after = self.recurrent.step(observation, state)
+        return self._outputs(features), after
 
     def unroll(
         self,
         observation: Observation,
-        state: LSTMState | None = None,
+        state: State | None = None,
         first: Tensor | None = None,
         resets: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ class PolicyValue(nn.Module):
 
         Args:
             observation: name -> [B, T, (stack,) *shape].
-            state, first, resets: of the LSTM, where there is one: see ``RecurrentTrunk.unroll``.
+            state, first, resets: of the memory, where there is one: see ``RecurrentTrunk.unroll``.
         """
         rows, steps = next(iter(observation.values())).shape[:2]
         if self.recurrent is None:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from apexrl.errors import SpecError
 from apexrl.networks.encoders import PLAIN, LayerChoice, encoder_for
 from apexrl.networks.layer_norm import stream_norm, unit_norm
+from apexrl.networks.memory import MemoryChoice
 from apexrl.networks.noisy import NoisyLinear
+from apexrl.networks.recall import MemoryTrunk
 from apexrl.spec import EnvSpec
 
 
@@ -61,6 +63,7 @@ class QNetwork(nn.Module):
         image_units: of the fully connected layer after the convolutions (Mnih et al. 2015: 512), per stream.
         network: an encoder of your own (``encoder_for``).
         choice: which layers ours has; hidden layers of the head have layer normalisation too.
+        memory: behind the encoder, if any.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class QNetwork(nn.Module):
         image_units: int = 512,
         network: str = "",
         choice: LayerChoice = PLAIN,
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
         if spec.action.box:
@@ -82,7 +86,12 @@ class QNetwork(nn.Module):
         self.actions = spec.action.n or math.prod(spec.action.nvec)
         self.dueling = dueling
         self.outputs = outputs
-        self.encoder, width, sees_image = encoder_for(spec, hidden, network, choice)
+        self.encoder: nn.Module
+        if memory is None:
+            self.encoder, width, sees_image = encoder_for(spec, hidden, network, choice)
+        else:
+            trunk = MemoryTrunk(spec, hidden, memory, image_units, network, choice)
+            self.encoder, width, sees_image = trunk, trunk.features, trunk.sees_image
         self.embedding = nn.Linear(cosines, width) if cosines else None
         each = 1 if cosines else outputs
         self.streams: nn.Module | None = None  # the hidden layers of both streams in one matrix product

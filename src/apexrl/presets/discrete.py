@@ -105,7 +105,7 @@ CARTPOLE_TOPOLOGIES: dict[str, dict[str, dict[str, Any]]] = {
 # stayed where it began. λ is PPO's.
 _POSITION_IMPALA: dict[str, Any] = {
     **_CARTPOLE_UNROLLS,
-    "recurrent": True,
+    "memory": "lstm",
     "recurrent_units": 64,
     "hidden": (64,),
     "unroll_length": 32,
