@@ -76,10 +76,9 @@ def test_a_step_is_a_transition_as_a_plain_loop_finds_it(n_step: int) -> None:
 def test_a_sequence_has_one_priority_of_all_its_steps() -> None:
     batch = some_sequences()
     errors = torch.rand(int(batch.mask.sum()))
-    delta, number = torch.zeros(batch.mask.shape), 0
-    for place in batch.mask.nonzero():
+    delta = torch.zeros(batch.mask.shape)
+    for number, place in enumerate(batch.mask.nonzero()):
         delta[tuple(place)] = errors[number]
-        number += 1
     found = item_priorities(as_transitions(batch, 1), errors, 0.7)
     torch.testing.assert_close(found, sequence_priority(delta, batch.mask, 0.7))
 

@@ -31,6 +31,7 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies.validation import validate
 
 ONES = np.ones(3, np.float32)
+KINDS = ("none", "gru")
 ACTIONS = {
     "discrete": ActionSpec(n=4),
     "choices": ActionSpec((2,), nvec=(3, 2)),
@@ -98,6 +99,22 @@ def test_every_recipe_is_a_run_in_every_topology_of_its_agent(action: str, seen:
                 assert (config.agent.agent, config.topology, config.recipe) == (agent, topology, recipe)
 
 
+@pytest.mark.parametrize("seen", ["vector", "image"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_with_a_memory_defaults_count_sequences(action: str, seen: str) -> None:
+    for agent in acting_on(action):
+        if "memory" in unread(agent):
+            continue
+        topology = unseen.default_topology(agent)
+        plain, memory = (unseen.with_recipe(agent, topology, facts(action, seen), "default", 0, kind) for kind in KINDS)
+        validate(override(memory, {"env_steps": 1000, "memory": "gru"}))
+        assert memory.agent.memory == "none"  # the recipe sets it no more than any other that is given
+        if AGENTS[agent].item == "transition":
+            each = memory.agent.sequence_length * memory.learner.batch_size * memory.replay.updates_per_step
+            assert each == pytest.approx(plain.learner.batch_size * plain.replay.updates_per_step)
+            assert memory.replay.min_size < plain.replay.min_size
+
+
 def tables(values: dict[str, Any]) -> list[dict[str, Any]]:
     """The tables of settings among ``values``, and those inside tables of agents."""
     found = []
@@ -116,7 +133,12 @@ def test_tables_name_settings_that_there_are() -> None:
 
 
 def test_defaults_depend_on_facts_and_on_no_name() -> None:
-    assert list(inspect.signature(default_settings.default_settings).parameters) == ["agent", "topology", "facts"]
+    assert list(inspect.signature(default_settings.default_settings).parameters) == [
+        "agent",
+        "topology",
+        "facts",
+        "memory",
+    ]
     small, large = (
         default_settings.default_settings("dqn", "apex", facts(seen=seen)) for seen in ("small image", "image")
     )

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 from apexrl.agents.catalogue import AGENTS
 from apexrl.agents.default_box_settings import BOXES_IMAGES, BOXES_OWN, BOXES_VECTORS
+from apexrl.agents.default_memory_settings import with_memory
 from apexrl.agents.default_scaling import CATEGORIES, FAST_IMAGES, SCALED, SCALED_IMAGES, Settings
 from apexrl.agents.env_facts import EnvFacts
+from apexrl.config.settings import names_of
 
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 _LONG_EPISODE_STEPS = 1_000
@@ -283,13 +285,14 @@ _IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
 }
 
 
-def default_settings(agent: str, topology: str, facts: EnvFacts) -> Settings:
+def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = False) -> Settings:
     """Flat settings that shipped ``agent`` has without a preset, beyond those that its name stands for.
 
     Args:
         agent: a name of ``AGENTS``.
         topology: in which it runs.
         facts: of the environment.
+        memory: whether its networks are to have one.
     """
     found = dict(_of_family(agent, facts))
     found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
@@ -299,8 +302,10 @@ def default_settings(agent: str, topology: str, facts: EnvFacts) -> Settings:
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if agent in BOXES_OWN and not facts.image_side:
         found |= {"min_size": _random_steps(facts)}
+    if memory and "memory" in names_of(AGENTS[agent].reads):
+        found = dict(with_memory(agent, found, bool(facts.image_side)))
     if "capacity" in found:
-        found |= _room(found, AGENTS[agent].item == "sequence", facts)
+        found |= _room(found, "sequence_stride" in found, facts)
     return found
 
 

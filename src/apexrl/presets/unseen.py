@@ -24,7 +24,8 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 Recipe = Literal["none", "default", "paper"]
 
 LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
-             "show_agent", "show_state", "env_timeout", "stall_timeout", "serial", "seed", "env_steps")  # fmt: skip
+             "show_agent", "show_state", "env_timeout", "stall_timeout", "serial", "seed", "env_steps",
+             "memory")  # fmt: skip
 """Settings that count before an agent is chosen."""
 
 
@@ -64,7 +65,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     facts = env_facts(look, measure=agent == AUTO)
     cores = usable_cores()
     chosen = choose(facts, cores, agent, topology, given)
-    config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps)
+    config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps, look.agent.memory)
     if agent != AUTO or not chosen.why:
         return Start(config, _left_out(agent, facts) if recipe == "paper" and not look.stop.env_steps else "")
     said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
@@ -87,10 +88,10 @@ def switched(config: Config, agent: str, topology: str, look: Config | None = No
     if not set(names) <= AGENTS.keys() or (names[0] == names[1] and config.topology == named.topology):
         return named
     facts = env_facts(look or config, measure=False)
-    steps = config.stop.env_steps
-    before = flat(with_recipe(names[0], config.topology, facts, config.recipe, steps))
+    aims = config.stop.env_steps, config.agent.memory
+    before = flat(with_recipe(names[0], config.topology, facts, config.recipe, *aims))
     own = {name: value for name, value in flat(config).items() if value != before[name]}
-    return override(with_recipe(names[1], named.topology, facts, config.recipe, steps), own)
+    return override(with_recipe(names[1], named.topology, facts, config.recipe, *aims), own)
 
 
 def assumed_start(agent: str, topology: str, recipe: Recipe) -> Config:
@@ -122,19 +123,23 @@ def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_s
     return with_recipe(agent, topology, facts, recipe, env_steps)
 
 
-def with_recipe(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
+def with_recipe(
+    agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0, memory: str = "none"
+) -> Config:
     """The defaults, the settings that the names of ``agent`` and ``topology`` stand for, and those of the recipe."""
     config = replace(agents.with_agent(Config(), agent), topology=topology, recipe=recipe)
-    config = override(config, recipe_settings(agent, topology, facts, recipe, env_steps))
+    config = override(config, recipe_settings(agent, topology, facts, recipe, env_steps, memory))
     if k := len(facts.spec.agents):  # rows are agents, of whole environments
         config = override(config, {"envs_per_actor": -(-config.actor.envs_per_actor // k) * k})
     return config
 
 
-def recipe_settings(agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> dict[str, Any]:
+def recipe_settings(
+    agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0, memory: str = "none"
+) -> dict[str, Any]:
     """Flat settings that a recipe has for shipped ``agent``, beyond those that its name stands for."""
     if recipe == "default":
-        return default_settings(agent, topology, facts)
+        return default_settings(agent, topology, facts, memory != "none")
     return paper_settings(agent, facts, env_steps) if recipe == "paper" else {}
 
 
