@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.lib.questions import answer
 
 QUESTIONS = {
+    "memory": "How much of the whole observation's return does a memory get without velocities?",
     "learning": "What does every agent reach, within how many steps?",
     "sb3": "The same updates from the same steps: how long, beside Stable-Baselines3?",
     "updates": "How many updates on the Atari network, beside a plain PyTorch loop?",

@@ -79,6 +79,10 @@ def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
         ("sac", "box", {"pink_noise": True}),
         ("discrete_sac", "multi", {}),
         ("ppo", "multi", {"memory": "lstm"}),
+        pytest.param(
+            "ppo", "box", {"memory": "transformer", "memory_heads": 2, "memory_context": 3}, marks=pytest.mark.long
+        ),
+        pytest.param("sac", "box", {"memory": "gru", "pink_noise": True}, marks=pytest.mark.long),
         ("ppo", "discrete", {}),
         pytest.param("ppo", "box", {"pink_noise": True}, marks=pytest.mark.long),
         pytest.param("crossq", "box", {}, marks=pytest.mark.long),
@@ -97,6 +101,24 @@ def test_a_file_that_draws_acts_as_the_agent_by_the_same_numbers(
         kind = "normal" if asked == "box" else "uniform"
         assert list(shapes["inputs"].items())[-1] == (kind, ["float32", ["batch", noise.size]])
         like(game, loaded, tmp_path / "agent.onnx", sampled=True)
+    finally:
+        game.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "memory"), [("dueling_dqn", "discrete", "transformer"), ("td3", "box", "gru")]
+)
+@pytest.mark.long
+def test_a_memory_is_inputs_and_outputs_without_that_of_critics(
+    name: str, asked: Any, memory: str, tmp_path: Path
+) -> None:
+    game, loaded = trained(name, "vector", asked, memory=memory, memory_heads=2, memory_context=3)
+    try:
+        shapes = loaded.export(tmp_path / "agent.onnx")
+        states = {"gru": ["gru_h"], "transformer": ["transformer_cache", "transformer_steps"]}[memory]
+        assert list(shapes["inputs"]) == ["observation", *states]
+        assert list(shapes["outputs"]) == ["action", *(f"next_{state}" for state in states)]
+        like(game, loaded, tmp_path / "agent.onnx")
     finally:
         game.close()
 

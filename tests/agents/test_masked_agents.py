@@ -66,7 +66,8 @@ def permitted(spec: EnvSpec, masks: NDArray[np.bool_], actions: NDArray[np.int64
 
 
 CASES = [(name, nvec, {}) for name in DISCRETE for nvec in ((), (2, 3))]
-CASES += [("ppo", (2, 2, 2), {"pink_noise": True}), ("ppo", (2, 3), {"recurrent": True}), ("dqn", (2, 2, 2), {})]
+CASES += [("ppo", (2, 2, 2), {"pink_noise": True}), ("ppo", (2, 3), {"memory": "lstm"}), ("dqn", (2, 2, 2), {})]
+CASES += [(name, (), {"memory": "gru"}) for name in ("dueling_dqn", "discrete_sac")]
 
 
 @pytest.mark.parametrize(("name", "nvec", "changes"), CASES)

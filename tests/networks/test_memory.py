@@ -126,6 +126,8 @@ def test_a_window_is_what_acting_saw_and_takes_no_gradient_through_its_burn_in(k
     torch.testing.assert_close(found, torch.cat(wanted[warm:]), rtol=1e-5, atol=1e-5)
     some = made(Recalled.joined((Recalled(window, rows[5:7]), Recalled(window, rows[:1]))))
     torch.testing.assert_close(some, found[[5, 6, 0]])
+    picked = Recalled(window, rows[5:7])["observation"]
+    torch.testing.assert_close(picked, later["observation"][[1, 2], [1, 1]])  # steps 1 of sequences 1 and 2
     with torch.no_grad():
         assert not made(Recalled(window, rows)).requires_grad
     found.sum().backward()  # type: ignore[no-untyped-call]

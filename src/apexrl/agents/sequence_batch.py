@@ -22,8 +22,8 @@ class Sequences(NamedTuple):
     Observations keep the batch first; what has time first is marked.
     """
 
-    warming: dict[str, Tensor]  # name -> [B, W, (stack,) *shape]
-    observation: dict[str, Tensor]  # name -> [B, L + 1, (stack,) *shape], with the one to bootstrap from
+    warming: Mapping[str, Tensor]  # name -> [B, W, (stack,) *shape]
+    observation: Mapping[str, Tensor]  # name -> [B, L + 1, (stack,) *shape], with the one to bootstrap from
     state: dict[str, Tensor]  # name -> [B, ...], the recurrent state before the first step, warming ones included
     first: Tensor  # [W + L + 1, B] bool, time first: the state is zeroed before this step
     resets: tuple[int, ...]  # the steps at which `first` is true anywhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ class Unrolls(NamedTuple):
     """B unrolls of T steps on one device. Observations keep the batch first; all else has time first. What ``steps``
     gives has no observation to bootstrap from."""
 
-    observation: dict[str, Tensor]  # name -> [B, T + 1, (stack,) *shape], with the one to bootstrap from
+    observation: Mapping[str, Tensor]  # name -> [B, T + 1, (stack,) *shape], with the one to bootstrap from
     state: dict[str, Tensor]  # name -> [B, ...], the recurrent state before the first step; empty where there is none
     first: Tensor  # [T + 1, B] bool, the state is zeroed before this step
     resets: tuple[int, ...]  # the steps at which `first` is true anywhere
