@@ -23,6 +23,8 @@ class CQL(SAC):
     and as many of the policy at s' where the episode goes on, else at s. Everything else is SAC's.
     """
 
+    _remembers = False  # its candidates are of single states
+
     def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
         """Σ_k (mean(w·L(y − Q_k(s, a))) + α·``conservative_penalty``), with y = R + d·min_k Q⁻_k(s', a').
 

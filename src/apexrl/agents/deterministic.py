@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents import diagnostics, memory, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
-from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_steps import item_priorities
@@ -59,17 +58,17 @@ class Deterministic(ABC):
         self._box = ActionBox(spec.action, config.agent)
         self._acting_noise = ActingNoise(self._box.size, config.pink_noise)
         self._rng = acting_generator(seed)
-        memory = memory_choice(config)
+        chosen = memory.memory_choice(config)
         with seeded_layers(seed):
-            policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network, memory=memory)
+            policy = Policy(spec, config.hidden, self._box.size, config.image_units, config.network, memory=chosen)
             units = config.critic_hidden or config.hidden
-            critic = Critics(spec, units, critics, outputs, config.image_units, config.network, memory=memory)
+            critic = Critics(spec, units, critics, outputs, config.image_units, config.network, memory=chosen)
         self._categorical = outputs > 1
         follows = self._policy_target
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate, target=follows)
         self._critic = Trained("critic", critic.to(self._device), config, target=True)
         self._normalizer = Normalizer(spec, config, self._device)
-        self._memory = memory_of(config, self._device, policy, critic)
+        self._memory = memory.memory_of(config, self._device, policy, critic)
         self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
@@ -148,7 +147,7 @@ class Deterministic(ABC):
 
     # Learning
 
-    prepare = trained_agent.prepare
+    prepare = memory.prepare
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the ``critic`` and, every ``policy_period_updates``, of the ``policy``, both at the same

@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import soft_update, trained_agent
+from apexrl.agents import memory, soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
-from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_steps import item_priorities
@@ -69,17 +68,17 @@ class DiscreteSAC:
         self.policy_noise = ActingNoise(1, pink=False, kind="uniform")
         self._rng = acting_generator(seed)
         n, hidden = self._choices.n, config.critic_hidden or config.hidden
-        memory = memory_choice(config)
+        chosen = memory.memory_choice(config)
         with seeded_layers(seed):
-            policy = Policy(spec, config.hidden, n, config.image_units, config.network, memory=memory)
-            critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network, memory)
+            policy = Policy(spec, config.hidden, n, config.image_units, config.network, memory=chosen)
+            critics = ActionValues(spec, hidden, CRITICS, n, config.image_units, config.network, chosen)
         self._policy = Trained("policy", policy.to(self._device), config, config.policy_learning_rate)
         self._critics = Trained("critics", critics.to(self._device), config, target=True)
         entropy = ENTROPY_SHARE * math.log(n) if config.target_entropy is None else config.target_entropy
         self._target_entropy = entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
-        self._memory = memory_of(config, self._device, policy, critics)
+        self._memory = memory.memory_of(config, self._device, policy, critics)
         self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
@@ -147,7 +146,7 @@ class DiscreteSAC:
 
     # Learning
 
-    prepare = trained_agent.prepare
+    prepare = memory.prepare
 
     def critic_loss(self, batch: Transitions, values: Tensor) -> CriticLoss:
         """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·Σ_a' π(a'|s')·(min_k Q⁻_k(s', a') − α·log π(a'|s')).

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents import diagnostics, memory, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.horizon import Horizon, check_horizon, horizon
 from apexrl.agents.layer_choice import layer_choice
-from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.resets import Resets
 from apexrl.agents.return_heads import Fresh, midpoints, returns_of
@@ -79,7 +78,7 @@ class DQN:
             image_units=config.image_units,
             network=config.network,
             choice=layer_choice(config),
-            memory=memory_choice(config),
+            memory=memory.memory_choice(config),
         )
         with seeded_layers(seed):
             network = make().to(self._device)
@@ -88,7 +87,7 @@ class DQN:
         self._by_hand = not (config.network or config.conservative_weight)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn
         self._normalizer = Normalizer(spec, config, self._device)
-        self._memory = memory_of(config, self._device, network)
+        self._memory = memory.memory_of(config, self._device, network)
         self.item = self._memory.item
         self._stacked = spec.stack > 1
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
@@ -174,7 +173,7 @@ class DQN:
         """n and γ of the batch that is drawn next, at most the n of the replay's items."""
         return horizon(self._config, self.updates)
 
-    prepare = trained_agent.prepare
+    prepare = memory.prepare
 
     @accelerated  # by `_loss_by_hand`; another loss is trained by autograd. Editing this one? Remove this line
     def loss(self, batch: Transitions) -> Loss:

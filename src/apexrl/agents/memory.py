@@ -120,6 +120,17 @@ class _Items(NamedTuple):
     weights: NDArray[np.float32]
 
 
+class WithMemory(Protocol):
+    """An agent with a memory, or with none."""
+
+    _memory: Memory
+
+
+def prepare(agent: WithMemory, batch: Sampled) -> Transitions | Sequences:
+    """Copy a batch to the device: asynchronously on CUDA, not at all on the CPU. Agents take it into their class."""
+    return agent._memory.prepare(batch)
+
+
 def memory_of(config: AgentConfig, device: torch.device, acting: nn.Module, *others: nn.Module) -> Memory:
     """Of an agent with these networks: the one that chooses actions, and those that judge them.
 

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apexrl.agents import soft_update, trained_agent
+from apexrl.agents import memory, soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
-from apexrl.agents.memory import memory_choice, memory_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_steps import item_priorities
@@ -32,6 +31,7 @@ from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target
 from apexrl.networks.actor_critic import Critics, Policy
 from apexrl.networks.ensemble import Ensemble
+from apexrl.networks.memory import MemoryChoice
 from apexrl.networks.recall import Present
 from apexrl.networks.squashed_gaussian import gaussian, squash
 from apexrl.protocols import Acted, Arrays, State
@@ -60,7 +60,7 @@ class SAC:
     """
 
     _targets = True  # a copy of the critics follows them
-    _remembers = True  # where --memory asks for it
+    _remembers = True  # what it saw before, where --memory asks for it
     _trained: type[Trained[Any]] = Trained  # of policy and critics
     _entropy_of_action = -1.0  # that a learned temperature aims at, of each number of an action: nats
 
@@ -79,7 +79,7 @@ class SAC:
         entropy = by_size if config.target_entropy is None else config.target_entropy
         self._temperature = Temperature(config, entropy, self._device)
         self._normalizer = Normalizer(spec, config, self._device)
-        self._memory = memory_of(config, self._device, self._policy.network, self._critics.network)
+        self._memory = memory.memory_of(config, self._device, self._policy.network, self._critics.network)
         self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {
             "policy": self._policy,
@@ -98,17 +98,20 @@ class SAC:
     ) -> tuple[Policy, Critics]:
         """A policy that is an MLP, and critics as of ``_critics_of``."""
         config = self._config
-        policy = Policy(
-            spec, config.hidden, 2 * self._box.size, config.image_units, config.network, memory=memory_choice(config)
-        )
+        chosen = self._memory_choice
+        outputs_of_policy = 2 * self._box.size
+        policy = Policy(spec, config.hidden, outputs_of_policy, config.image_units, config.network, memory=chosen)
         return policy, self._critics_of(spec, critics, outputs, layers)
 
     def _critics_of(self, spec: EnvSpec, count: int, outputs: int, layers: Callable[..., nn.Module]) -> Critics:
         """So many critics of as many ``outputs`` each, made by ``layers``."""
         config = self._config
-        hidden = config.critic_hidden or config.hidden
-        memory = memory_choice(config) if self._remembers else None
-        return Critics(spec, hidden, count, outputs, config.image_units, config.network, layers, memory)
+        hidden, chosen = config.critic_hidden or config.hidden, self._memory_choice
+        return Critics(spec, hidden, count, outputs, config.image_units, config.network, layers, chosen)
+
+    @property
+    def _memory_choice(self) -> MemoryChoice | None:
+        return memory.memory_choice(self._config) if self._remembers else None
 
     # What agents that are made of this one have otherwise
 
@@ -186,7 +189,7 @@ class SAC:
 
     # Learning
 
-    prepare = trained_agent.prepare
+    prepare = memory.prepare
 
     def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
         """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·(min_k Q⁻_k(s', a') − α·log π(a'|s')).

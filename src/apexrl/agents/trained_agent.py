@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from apexrl.agents.memory import Memory
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
-from apexrl.agents.sequence_batch import Sequences
 from apexrl.agents.trained_network import Gradients, Trained, held
-from apexrl.agents.transition_batch import Transitions
+from apexrl.agents.transition_batch import Transitions, transitions
 from apexrl.config import AgentConfig
 from apexrl.protocols import Arrays, Learned, Sampled
 from apexrl.spec import Array
@@ -33,15 +32,15 @@ class TrainedAgent(Protocol):
     def apply(self, groups: Mapping[str, Tensor]) -> None: ...
 
 
-class WithMemory(Protocol):
-    """An agent with a memory, or with none."""
+class OnDevice(Protocol):
+    """An agent on one device."""
 
-    _memory: Memory
+    _device: torch.device
 
 
-def prepare(agent: WithMemory, batch: Sampled) -> Transitions | Sequences:
+def prepare(agent: OnDevice, batch: Sampled) -> Transitions:
     """Copy a batch to the device: asynchronously on CUDA, not at all on the CPU."""
-    return agent._memory.prepare(batch)
+    return transitions(batch, agent._device)
 
 
 def update(agent: TrainedAgent, prepared: Any) -> Learned:
