@@ -34,6 +34,9 @@ NEW_SETTINGS: Final = frozenset(
         "memory_layers",
         "memory_heads",
         "memory_context",
+        "mask_in_info",
+        "show_agent",
+        "show_state",
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them
