@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ LAST_ACTION, LAST_REWARD = "observation/last_action", "observation/last_reward"
 ACTION_MASK = "observation/action_mask"
 """The part of an observation that says which discrete actions are possible, bool [n], or of several choices side by
 side, [sum of nvec]. Agents read it; networks and normalisation do not."""
+LENGTH = "/length"
+"""Behind the name of a ragged field: the field of its lengths."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Field:
 
 def length_of(name: str) -> str:
     """The field with the lengths of a ragged field."""
-    return f"{name}/length"
+    return name + LENGTH
 
 
 def with_lengths(fields: Mapping[str, Field]) -> dict[str, Field]:
@@ -106,6 +110,19 @@ def is_observation(name: str) -> bool:
     return name == OBSERVATION or name.startswith(OBSERVATION + "/")
 
 
+class ActionPart(NamedTuple):
+    """One entry of a ``Tuple`` or ``Dict`` of actions."""
+
+    path: tuple[str | int, ...]
+    """Keys of dicts and places in tuples, from the outermost inwards."""
+    shape: tuple[int, ...]
+    """In the environment; ``()`` of a ``Discrete``."""
+    dtype: str
+    """In the environment."""
+    choices: bool
+    """Discrete ones, counted by the environment from ``starts``; else numbers of a box."""
+
+
 @dataclass(frozen=True)
 class ActionSpec:
     """What an agent may answer.
@@ -113,6 +130,9 @@ class ActionSpec:
     ``n`` > 0: one of n discrete actions (int64 scalar, 0 … n-1); the environment counts them from ``start``.
     ``nvec`` of k numbers: k such choices at once (int64 of shape (k,)), the j-th of nvec[j] actions; the environment
     counts them from ``starts[j]``. Otherwise a box: ``low`` and ``high`` are float32 arrays of ``shape``.
+    Both: hybrid actions, float32 of shape (k + d,): k choices as whole numbers, then d numbers in the environment's
+    units, of which ``low`` and ``high`` [d] are the bounds. ``parts``: the environment takes them as a ``Tuple`` or
+    ``Dict``, see ``in_form``.
     """
 
     shape: tuple[int, ...] = ()
@@ -123,6 +143,7 @@ class ActionSpec:
     start: int = 0
     nvec: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    parts: tuple[ActionPart, ...] = ()
 
     @property
     def discrete(self) -> bool:
@@ -131,18 +152,93 @@ class ActionSpec:
 
     @property
     def box(self) -> bool:
+        """Numbers alone."""
         return not (self.n or self.nvec)
+
+    @property
+    def hybrid(self) -> bool:
+        """Choices and numbers at once."""
+        return bool(self.nvec) and self.low is not None
+
+    @property
+    def words(self) -> str:
+        """What it is, for a message."""
+        if self.hybrid:
+            return f"{len(self.nvec)} discrete choices and {self.shape[0] - len(self.nvec)} numbers at once"
+        if self.box:
+            return f"a box of shape {self.shape}"
+        return f"{self.n} discrete actions" if self.n else f"{len(self.nvec)} discrete choices at once"
 
     def as_counted(self, actions: Array) -> Array:
         """An agent's actions [B] or [B, *shape] as the environment counts them."""
         if any(self.starts):
-            return actions + np.array(self.starts, np.int64)
+            if not self.hybrid:
+                return actions + np.array(self.starts, np.int64)
+            numbers = [0] * (self.shape[0] - len(self.starts))
+            return actions + np.array([*self.starts, *numbers], np.float32)
         return actions + self.start if self.start else actions
 
     @property
     def choices(self) -> tuple[int, ...]:
         """Alternatives of every discrete choice: ``nvec``, or n alone; of a box nothing."""
         return self.nvec or ((self.n,) if self.n else ())
+
+    def in_form(self, counted: Array) -> Any:
+        """Actions as the environment takes them: nested tuples and dicts where it has ``parts``, else the array itself.
+
+        Args:
+            counted: of ``as_counted``, [*shape] or [B, *shape]; then each entry is [B, …] too.
+        """
+        if not self.parts:
+            return counted
+        before = counted.shape[:-1]
+        return _nested(
+            [
+                (part.path, counted[..., columns].reshape(*before, *part.shape).astype(part.dtype)[()])
+                for part, columns in zip(self.parts, self.columns, strict=True)
+            ]
+        )
+
+    def of_one(self, counted: Array) -> Any:
+        """One environment's action: an ``int`` where it takes one of n, else ``in_form``.
+
+        Args:
+            counted: of ``as_counted``, [*shape].
+        """
+        return int(counted) if self.n else self.in_form(counted)
+
+    @cached_property
+    def columns(self) -> tuple[slice, ...]:
+        """Where each of ``parts`` stands in ``shape``: choices come first."""
+        ends = {True: 0, False: len(self.nvec)}
+        found = []
+        for part in self.parts:
+            begin = ends[part.choices]
+            ends[part.choices] += math.prod(part.shape)
+            found.append(slice(begin, ends[part.choices]))
+        return tuple(found)
+
+
+def _nested(entries: Sequence[tuple[tuple[str | int, ...], Any]]) -> Any:
+    """Values by their paths as the tuples and dicts that these paths go through."""
+    path, value = entries[0]
+    if not path:
+        return value
+    inner: dict[str | int, list[tuple[tuple[str | int, ...], Any]]] = {}
+    for (key, *rest), one in entries:
+        inner.setdefault(key, []).append((tuple(rest), one))
+    made = {key: _nested(those) for key, those in inner.items()}
+    return made if isinstance(path[0], str) else tuple(made.values())
+
+
+class Padded(NamedTuple):
+    """What a ragged field of an observation is."""
+
+    kind: Literal["text", "sequence", "graph"]
+    """``text``: bytes of UTF-8. ``sequence``: one field for each entry of its elements. ``graph``: the fields
+    ``<of>/nodes``, ``<of>/edge_links`` and, where edges have features, ``<of>/edges``."""
+    of: str
+    """Name of the text, sequence or graph that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +247,16 @@ class EnvSpec:
 
     Args:
         observation: field name -> Field; ``observation`` alone, or one ``observation/<key>`` per
-            entry of a ``Dict`` space (nested keys joined by ``/``). Shapes are of one frame, unstacked.
+            entry of a ``Dict`` or ``Tuple`` space (nested keys and places joined by ``/``). Shapes are of one frame,
+            unstacked.
         action: the action space.
         stack: frames that the agent sees at once; with ``stack`` > 1 an agent's observations are
             ``[B, stack, *shape]``, oldest frame first, else ``[B, *shape]``.
-        categories: of discrete observations (int64 fields): field name -> number of values, which
-            networks encode one-hot.
+        categories: of fields that hold categories: field name -> number of values, which networks encode one-hot or
+            by embeddings.
         starts: of discrete observations that the environment does not count from 0: field name -> its first value.
         agents: of an environment of several agents: their names. Its rows are agents, row i the (i mod k)-th of these.
+        padded: of ragged fields: field name -> what they are.
     """
 
     observation: Mapping[str, Field]
@@ -167,6 +265,7 @@ class EnvSpec:
     categories: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[str, int] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
+    padded: Mapping[str, Padded] = field(default_factory=dict)
 
     @property
     def masked(self) -> bool:
@@ -178,6 +277,16 @@ class EnvSpec:
         if not self.masked:
             return self
         return replace(self, observation={name: one for name, one in self.observation.items() if name != ACTION_MASK})
+
+    def varies(self, name: str) -> bool:
+        """Whether a field is of variable length, or the length of one."""
+        return name in self.padded or name.removesuffix(LENGTH) in self.padded
+
+    def is_image(self, name: str) -> bool:
+        """Whether a field is encoded by convolutions over its numbers: three dimensions, or two of uint8."""
+        field = self.observation[name]
+        shaped = len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
+        return shaped and name not in self.padded and name not in self.categories
 
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:

@@ -5,10 +5,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf
 
 from apexrl.envs import env_spec, flatten_observation
-from apexrl.envs.spaces import action_spec, observation_leaves
+from apexrl.envs.action_spaces import action_spec
+from apexrl.envs.spaces import observation_leaves
 from apexrl.errors import SpecError
 from apexrl.spec import Field
 
@@ -71,8 +72,8 @@ def test_an_environment_gets_actions_as_it_counts_them(space: gym.Space[Any]) ->
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (Text(5), Discrete(2), "observation is a Text space"),
-        (Dict(inner=Dict(words=Text(5))), Discrete(2), "observation/inner/words is a Text space"),
+        (OneOf([Box(0.0, 1.0)]), Discrete(2), "observation is a OneOf space"),
+        (Dict(inner=Dict(any=OneOf([PIXELS]))), Discrete(2), "observation/inner/any is a OneOf space"),
         (Dict(**{"a/b": PIXELS}), Discrete(2), "has the key 'a/b'"),
         (Dict(), Discrete(2), "holds no entry"),
         (Box(0.0, 1.0, (0,)), Discrete(2), "observation is Box"),

@@ -38,7 +38,7 @@ def test_a_probe_crosses_processes_unchanged(tmp_path: Path, env: str) -> None:
 
 
 def test_bounds_of_a_box_of_actions_survive() -> None:
-    from apexrl.run.folder import spec_from_json, spec_to_json
+    from apexrl.run.spec_json import spec_from_json, spec_to_json
     from apexrl.spec import ActionSpec, EnvSpec, Field
 
     low, high = np.array([-1.0, -2.0], np.float32), np.array([1.0, 2.0], np.float32)

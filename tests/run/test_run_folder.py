@@ -10,7 +10,8 @@ import pytest
 
 from apexrl.config import Config, EnvConfig
 from apexrl.errors import ConfigError, SnapshotError
-from apexrl.run.folder import RunFolder, default_name, make_summary, spec_from_json, spec_to_json, versions
+from apexrl.run.folder import RunFolder, default_name, make_summary, versions
+from apexrl.run.spec_json import spec_from_json, spec_to_json
 from apexrl.run.status import PolicyLag, RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 

@@ -27,6 +27,11 @@ class ActionBox:
     """
 
     def __init__(self, action: ActionSpec, agent: str) -> None:
+        if action.hybrid:
+            raise AgentError(
+                f"{agent} is for Box actions, but this environment takes {action.words}; use an agent for those, such "
+                "as ppo or hybrid_sac: apexrl list agents"
+            )
         if not action.box:
             raise AgentError(
                 f"{agent} is for Box actions, but this environment takes discrete ones; use an agent for those, such "

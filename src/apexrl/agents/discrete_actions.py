@@ -35,6 +35,11 @@ class Choices:
 
     def __init__(self, spec: EnvSpec, agent: str) -> None:
         action = spec.action
+        if action.hybrid:
+            raise AgentError(
+                f"{agent} is for discrete actions, but this environment takes {action.words}; use an agent for those, "
+                "such as ppo or hybrid_sac: apexrl list agents"
+            )
         if action.box:
             raise AgentError(
                 f"{agent} is for discrete actions, but this environment takes a Box of shape {action.shape}; "

@@ -22,10 +22,9 @@ class EnvFacts(NamedTuple):
     def image_side(self) -> int:
         """Pixels of the shorter side of the largest image in an observation; 0: there are vectors alone.
 
-        Three dimensions are an image, as are two of uint8 (``networks.encoders``).
+        Three dimensions are an image, as are two of uint8 (``EnvSpec.is_image``).
         """
-        shapes = [(field.shape, field.dtype) for field in self.spec.observation.values()]
-        images = [shape for shape, dtype in shapes if len(shape) == 3 or (len(shape) == 2 and dtype == "uint8")]
+        images = [field.shape for name, field in self.spec.observation.items() if self.spec.is_image(name)]
         return max((sorted(shape)[-2] for shape in images), default=0)
 
     @property
@@ -37,6 +36,4 @@ class EnvFacts(NamedTuple):
     def action_words(self) -> str:
         """Its actions, for a message: ``4 discrete actions``."""
         action = self.spec.action
-        if action.box:
-            return f"actions are {math.prod(action.shape)} numbers"
-        return f"{action.n} discrete actions" if action.discrete else f"{len(action.nvec)} discrete choices at once"
+        return f"actions are {math.prod(action.shape)} numbers" if action.box else action.words

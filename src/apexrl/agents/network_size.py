@@ -15,8 +15,9 @@ _IMAGE: Final = 1 << 16
 
 def least_nbytes(config: AgentConfig, spec: EnvSpec) -> int:
     """Bytes that the weights of a shipped agent's network take at least."""
-    inputs = spec.stack * sum(math.prod(field.shape) for field in spec.without_mask().observation.values())
-    inputs += sum(spec.categories.values())
+    fields = {name: field for name, field in spec.without_mask().observation.items() if not spec.varies(name)}
+    inputs = spec.stack * sum(math.prod(field.shape) for field in fields.values())
+    inputs += sum(count for name, count in spec.categories.items() if name in fields)
     numbers = max(
         inputs // 64 * config.image_units,  # features after convolutions, at least
         sum(a * b for a, b in pairwise([inputs, *config.hidden])) if inputs < _IMAGE else 0,

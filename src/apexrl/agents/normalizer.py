@@ -20,7 +20,6 @@ from apexrl.agents.transition_batch import Observation, Transitions
 from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError
-from apexrl.networks.encoders import is_image
 from apexrl.protocols import NORMALIZER
 from apexrl.spec import EnvSpec
 
@@ -119,7 +118,7 @@ class ValueUnits(NamedTuple):
 class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
-    Fields of images, of categories and of uint8 stay as they are: encoders scale or encode them.
+    Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them.
 
     Args:
         spec: the environment.
@@ -136,7 +135,8 @@ class Normalizer:
         shapes = {
             name: field.shape
             for name, field in spec.observation.items()
-            if field.dtype not in ("uint8", "bool") and name not in spec.categories and not is_image(field)
+            if field.dtype not in ("uint8", "bool")
+            and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
         }
         moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns, targets)
         self._moments = moments.to(device)

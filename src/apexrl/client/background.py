@@ -26,8 +26,8 @@ from apexrl.links.redis.signing import trusted_modules
 from apexrl.links.redis.weights_channel import MOST_BYTES
 from apexrl.roles.newest_weights import version_of
 from apexrl.roles.uplink import Uplink
-from apexrl.run.folder import spec_from_json
 from apexrl.run.metrics import RateMeter
+from apexrl.run.spec_json import spec_from_json
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.host_cut import options_from_json, passing
 

@@ -69,7 +69,8 @@ class ClientActor:
             greedy: without exploration; the step is stored all the same.
 
         Returns:
-            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment expects.
+            An ``int`` (Discrete), else an array: int64 (MultiDiscrete) or float32 (Box), as the environment expects, or
+            a tuple or dict of them.
 
         Raises:
             SpecError: the observation does not fit the run's environment; the message names the entry.
@@ -89,7 +90,7 @@ class ClientActor:
             self._starts = False
             self._begun = {**named, "action": action, **extras, VERSION: np.array([self._version], np.int64)}
             counted = self._spec.action.as_counted(action)
-            return int(counted[0]) if self._spec.action.discrete else np.array(counted[0])
+            return self._spec.action.of_one(np.array(counted[0]))
 
     def observe(self, reward: float, terminated: bool, truncated: bool, final_observation: Any = None) -> None:
         """Record the result of the last action.

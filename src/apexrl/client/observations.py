@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.spec import OBSERVATION, Array, EnvSpec, past_missing
+from apexrl.space_values import named_values, value_names, varying_rows
+from apexrl.spec import Array, EnvSpec, past_missing
 
 
 def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
@@ -17,14 +17,16 @@ def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:
     Raises:
         SpecError: an entry is missing or not known, or its shape, type or values are not those of its space.
     """
-    given = dict(_leaves(observation, OBSERVATION))
-    if given.keys() != spec.observation.keys():
+    given, wanted = named_values(spec, observation), set(value_names(spec).values())
+    if given.keys() != wanted:
         raise SpecError(
-            f"this run's observations are {sorted(spec.observation)}, but this one has {sorted(given)}"
+            f"this run's observations are {sorted(wanted)}, but this one has {sorted(given)}"
             + past_missing(spec, given)
         )
-    named: dict[str, Array] = {}
+    named = varying_rows(spec, [given]) if spec.padded else {}
     for name, field in spec.observation.items():
+        if spec.varies(name):
+            continue
         try:
             value = np.asarray(given[name])
         except (ValueError, TypeError) as error:
@@ -60,9 +62,3 @@ def _stored(name: str, value: Array, start: int, categories: int, dtype: str) ->
 def _range(dtype: str) -> tuple[int, int]:
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)
-
-
-def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{name}/{key}")]
-    return [(name, value)]

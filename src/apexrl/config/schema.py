@@ -41,6 +41,11 @@ class EnvConfig:
     A key action_mask of a Dict observation, or a method action_masks(), is one without being named."""
     max_episode_steps: Annotated[int, Range(0)] = 0
     """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
+    max_sequence_length: Annotated[int, Range(1, 1 << 20)] = 128
+    """Longest Sequence and Graph of observations, and longest text whose space says no length.
+    In elements, nodes, edges, or bytes of UTF-8."""
+    cut_long_sequences: bool = False
+    """Cuts what is longer, and counts it in episode/cut_off; else it is an error."""
     info_metrics: tuple[str, ...] = ()
     """Keys of info, at an episode's last step, whose numbers become metrics: episode/KEY_mean, _min and _max.
     All of info["metrics"] do without being named."""

@@ -10,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.last_action_reward import ALONE
 from apexrl.envs.lockstep import Which
-from apexrl.envs.spaces import action_spec, mask_shape
+from apexrl.envs.spaces import mask_shape
 from apexrl.envs.vector import Stepped, VectorEnv
 from apexrl.errors import EnvError
 from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from apexrl.config import EnvConfig
 from apexrl.envs.agent_rows import AgentRows, Shown
 from apexrl.envs.lockstep import EnvCall
+from apexrl.envs.spaces import length_limit
 from apexrl.errors import EnvError
 
 Kind = Literal["parallel", "turns"]
@@ -66,7 +67,7 @@ def agent_rows(config: EnvConfig, rows: int, call: EnvCall) -> AgentRows:
         )
     games = [first, *(make_game(config) for _ in range(-(-rows // len(first.possible_agents)) - 1))]
     show = [Shown(game, name, game.possible_agents, config.show_agent, config.show_state) for game in games]
-    return AgentRows(games, name, show, call, config.info_metrics, config.max_episode_steps)
+    return AgentRows(games, name, show, call, config.info_metrics, config.max_episode_steps, length_limit(config))
 
 
 def _refuse_wrappers(config: EnvConfig, name: str) -> None:

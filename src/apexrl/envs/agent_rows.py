@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each, empty_rows, refuse_not_finite
-from apexrl.envs.spaces import Leaf, observation_leaves
+from apexrl.envs.action_spaces import action_spec
+from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError, SpecError
+from apexrl.space_values import LengthLimit
 from apexrl.spec import Array
 
 AGENT, STATE = "agent", "state"
@@ -127,16 +129,18 @@ class AgentRows:
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
         limit: int = 0,
+        lengths: LengthLimit = LIMIT,
     ) -> None:
         self._envs, self._name, self._show, self._call = envs, name, show, call
         self._info_metrics, self._limit = info_metrics, limit
         self.agents = tuple(envs[0].possible_agents)
         self.num_envs = len(envs) * len(self.agents)
         self.observation_space, self.action_space = show[0].observation_space, show[0].action_space
-        self._leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space)
+        self.leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space, lengths)
+        self._each = each_of(action_spec(self.action_space))
         self._told = told_names(self.agents)
         self._rows_of = {agent: number for number, agent in enumerate(self.agents)}
-        self._last = empty_rows(self._leaves, self.num_envs).observation  # what each row was shown last
+        self._last = empty_rows(self.leaves, self.num_envs).observation  # what each row was shown last
         self._lives = np.zeros(self.num_envs, np.bool_)
         self._returns = np.zeros(self.num_envs)
         self._lingers = np.zeros(self.num_envs, np.bool_)  # ended, and is still listed by its environment
@@ -156,7 +160,7 @@ class AgentRows:
         return rows.observation
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
-        rows, chosen, k = self._empty(), each(actions), len(self.agents)
+        rows, chosen, k = self._empty(), self._each(actions), len(self.agents)
         with self._call():
             for number in range(len(self._envs)):
                 first = number * k
@@ -185,13 +189,13 @@ class AgentRows:
 
     def _empty(self) -> Rows:
         """All wait; they are shown what they were shown last."""
-        rows = empty_rows(self._leaves, self.num_envs)
+        rows = empty_rows(self.leaves, self.num_envs)
         for name, array in self._last.items():
             rows.observation[name][...] = array
         return rows._replace(waiting=np.ones(self.num_envs, np.bool_))
 
     def _finish(self, rows: Rows) -> None:
-        refuse_not_finite(rows, self._leaves, self._name)
+        refuse_not_finite(rows, self.leaves, self._name)
         self._last = rows.observation
 
     def _begin(self, number: int, seed: int | None, rows: Rows) -> None:
@@ -260,10 +264,14 @@ class AgentRows:
         if agent not in observations:
             raise EnvError(f"{self._name}: environment {number} shows nothing to agent {agent!r}, which begins")
         shown = self._show[number].of(agent, observations[agent])
-        for leaf in self._leaves:
+        for leaf in self.leaves:
             value = shown
             for key in leaf.path:
                 value = value[key]
+            if leaf.writer is not None:
+                with blame(self._name, f"an observation of agent {agent!r}", number):
+                    leaf.writer.write(value, rows.observation, row)
+                continue
             if np.shape(value) != leaf.field.shape:
                 raise EnvError(
                     f"{self._name}: environment {number} showed agent {agent!r} {leaf.name!r} of shape "

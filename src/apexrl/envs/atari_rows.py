@@ -12,6 +12,7 @@ import numpy as np
 
 from apexrl.envs.atari_game import FRAME_SKIP, MOST_NO_OPS, SIDE, PlainGame, emulator_seed
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame
+from apexrl.envs.spaces import observation_leaves
 from apexrl.spec import OBSERVATION, Array
 
 _FIRST = np.zeros(1, np.int64)
@@ -58,6 +59,7 @@ class AtariRows:
         elif num_envs > 1:
             self._pools = [_pool(game, num_envs, cores)]
         self.observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
+        self.leaves = observation_leaves(self.observation_space)
         self.action_space: gym.Space[Any] = self._pools[0].single_action_space
         self._alone = len(self._pools) == num_envs
         self._strength = np.ones(num_envs, np.float32)

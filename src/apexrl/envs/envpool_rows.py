@@ -63,7 +63,7 @@ class EnvPoolRows:
         self._kwargs = {**given, "num_envs": num_envs, "batch_size": self._batch}
         self.num_envs, self.lockstep = num_envs, self._batch == num_envs
         self.observation_space, self.action_space, _ = pool_spaces(name, kwargs)
-        self._leaves = observation_leaves(self.observation_space)
+        self.leaves = observation_leaves(self.observation_space)
         self._pool: Any = None  # its seeds are those that it is made with
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
@@ -91,7 +91,7 @@ class EnvPoolRows:
             if (numbers[1:] < numbers[:-1]).any():
                 rows = _ordered(rows)
             rows = rows._replace(which=None)
-        refuse_not_finite(rows, self._leaves, self._name)
+        refuse_not_finite(rows, self.leaves, self._name)
         return rows
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class EnvPoolRows:
         parts: list[State] = []
         while len(parts) * self._batch < least:
             seen, reward, terminated, truncated, info = self._pool.recv()
-            parts.append((flatten_observation(self._leaves, seen), reward, terminated, truncated, info["env_id"]))
+            parts.append((flatten_observation(self.leaves, seen), reward, terminated, truncated, info["env_id"]))
         if len(parts) == 1:
             return parts[0]
         observations, *others = zip(*parts, strict=True)

@@ -10,13 +10,16 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.envs.spaces import Leaf, observation_leaves
+from apexrl.envs.action_spaces import action_spec
+from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
-from apexrl.errors import ConfigError, EnvError
+from apexrl.errors import ConfigError, EnvError, SpecError
 from apexrl.run.env_changes import EnvChange
-from apexrl.spec import Array
+from apexrl.space_values import LengthLimit
+from apexrl.spec import ActionSpec, Array
 
 ENV_VERSION = "env_version"  # metric of an episode: the number of the change of settings that it was played with
+CUT_OFF = "cut_off"  # metric of an episode: bytes, elements, nodes and edges beyond --max-sequence-length
 LIFE_LOST = "life_lost"  # info key: a life was lost, the game continues
 
 Bools = NDArray[np.bool_]
@@ -52,6 +55,7 @@ class Backend(Protocol):
     lockstep: bool  # every answer has rows of all
     observation_space: gym.Space[Any]  # of one environment
     action_space: gym.Space[Any]  # of one environment
+    leaves: tuple[Leaf, ...]  # of its observation
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]: ...
     def send(self, actions: Array, starting: Bools, which: Which) -> None:
@@ -79,28 +83,30 @@ class LoopRows:
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
         changes: Changes = EnvChange,
+        limit: LengthLimit = LIMIT,
     ) -> None:
         self._name, self._call = name, call
         self.num_envs, self.lockstep = len(envs), True
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
-        self._leaves = observation_leaves(self.observation_space)
-        self._singles = singles(envs, self._leaves, name, info_metrics, changes)
+        self.leaves = observation_leaves(self.observation_space, limit)
+        self._each = each_of(action_spec(self.action_space))
+        self._singles = singles(envs, self.leaves, name, info_metrics, changes)
         self._rows: Rows | None = None
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
-        rows = empty_rows(self._leaves, self.num_envs)
+        rows = empty_rows(self.leaves, self.num_envs)
         with self._call():
             for single, seed in zip(self._singles, seeds, strict=True):
                 single.reset(seed, rows)
-        refuse_not_finite(rows, self._leaves, self._name)
+        refuse_not_finite(rows, self.leaves, self._name)
         return rows.observation
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
-        rows = empty_rows(self._leaves, self.num_envs)
+        rows = empty_rows(self.leaves, self.num_envs)
         with self._call():
-            for single, action, starts in zip(self._singles, each(actions), starting.tolist(), strict=True):
+            for single, action, starts in zip(self._singles, self._each(actions), starting.tolist(), strict=True):
                 single.step(action, starts, rows)
-        refuse_not_finite(rows, self._leaves, self._name)
+        refuse_not_finite(rows, self.leaves, self._name)
         self._rows = rows
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
@@ -131,12 +137,16 @@ class Single:
         info_metrics: Sequence[str] = (),
         changes: Changes = EnvChange,
     ) -> None:
-        self._env, self._leaves, self._name, self._number = env, leaves, name, number
+        self._env, self._name, self._number = env, name, number
+        self._leaves = [leaf for leaf in leaves if leaf.writer is None]
+        self._varying = [leaf for leaf in leaves if leaf.writer is not None]
+        self._cut = 0  # of this episode's observations
         self._info_metrics, self._changes = info_metrics, changes
         self._change = EnvChange()  # that it has taken
 
     def reset(self, seed: int | None, rows: Rows) -> None:
         self._take_change()
+        self._cut = 0
         given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if self._change.options:
             given["options"] = dict(self._change.options)
@@ -159,12 +169,14 @@ class Single:
             rows.terminated[row], rows.truncated[row] = ended, cut
         if rows.life_lost is not None:
             rows.life_lost[row] = bool((ended or cut) and info.get(LIFE_LOST))
-        version = self._change.version
-        if rows.metrics is not None and (ended or cut) and (info or version):
-            rows.metrics[row] = told_metrics(info, self._info_metrics) | (
-                {ENV_VERSION: float(version)} if version else {}
-            )
         self._store(observation, rows)
+        version = self._change.version
+        if rows.metrics is not None and (ended or cut) and (info or version or self._cut):
+            rows.metrics[row] = (
+                told_metrics(info, self._info_metrics)
+                | ({ENV_VERSION: float(version)} if version else {})
+                | ({CUT_OFF: float(self._cut)} if self._cut else {})
+            )
 
     def _take_change(self) -> None:
         """Take what callbacks have changed.
@@ -200,6 +212,18 @@ class Single:
                     f"{list(np.shape(value))}; its observation space says {list(leaf.field.shape)}"
                 )
             rows.observation[leaf.name][self._number] = value - leaf.start if leaf.start else value
+        for leaf in self._varying:
+            self._store_varying(leaf, observation, rows)
+
+    def _store_varying(self, leaf: Leaf, observation: Any, rows: Rows) -> None:
+        """A text, sequence or graph."""
+        assert leaf.writer is not None
+        try:
+            for key in leaf.path:
+                observation = observation[key]
+            self._cut += leaf.writer.write(observation, rows.observation, self._number)
+        except (SpecError, KeyError, IndexError, TypeError) as error:
+            raise EnvError(f"environment {self._name} (number {self._number} of this actor): {error}") from error
 
 
 def singles(
@@ -217,7 +241,8 @@ def singles(
 
 
 def empty_rows(leaves: tuple[Leaf, ...], count: int) -> Rows:
-    observation = {leaf.name: np.empty((count, *leaf.field.shape), leaf.field.dtype) for leaf in leaves}
+    fields = {name: field for leaf in leaves for name, field in leaf.fields.items()}
+    observation = {name: np.empty((count, *field.shape), field.dtype) for name, field in fields.items()}
     terminated, truncated, life_lost = (np.zeros(count, np.bool_) for _ in range(3))
     return Rows(observation, np.zeros(count), terminated, truncated, life_lost, metrics={})
 
@@ -226,6 +251,11 @@ def each(actions: Array) -> Sequence[Any]:
     """One action per environment: Python integers for Discrete spaces, cheaper for environments than NumPy scalars and
     always accepted; arrays for others."""
     return actions.tolist() if actions.ndim == 1 else actions  # type: ignore[return-value]
+
+
+def each_of(space: ActionSpec) -> Callable[[Array], Sequence[Any]]:
+    """What makes actions [B, ...], as the environment counts them, one action per environment."""
+    return (lambda actions: [space.in_form(action) for action in actions]) if space.parts else each
 
 
 def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:

@@ -29,7 +29,7 @@ from apexrl.envs.last_action_reward import LastActionReward
 from apexrl.envs.lockstep import Backend, Changes, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.native_rows import NativeRows
-from apexrl.envs.spaces import env_spec
+from apexrl.envs.spaces import env_spec, length_limit
 from apexrl.envs.step_cost import MOST_THREADS, StepCost, step_cost
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
@@ -85,12 +85,12 @@ def make_vector(
         if cost is not None and cost.wants_threads:
             made.pop().close()  # threads make and step their own
             vector, chosen = "threads", str(cost)
-    own, fixed = changes or EnvChange, backend is not None
+    own, fixed, limit = changes or EnvChange, backend is not None, length_limit(config)
     if backend is None and vector == "threads":
-        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call, config.info_metrics, own)
+        backend = ThreadRows([lambda: make_env(config)] * num_envs, name, call, config.info_metrics, own, limit)
     elif backend is None:
         made += [make_env(config) for _ in range(num_envs - len(made))]
-        backend = LoopRows(made, name, call, config.info_metrics, own)
+        backend = LoopRows(made, name, call, config.info_metrics, own, limit)
     kind = MaskedVectorEnv if shows_mask(backend.observation_space) else VectorEnv
     return kind(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
 
@@ -147,7 +147,7 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     name = env_name(config)
     if name.startswith(PREFIX):
         observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
-        return env_spec(observations, actions, config.stack), limit
+        return env_spec(observations, actions, config.stack, length_limit(config)), limit
     if is_game(config.env):
         with closing(make_vector(config, 1, 0)) as vector:
             return vector.spec, config.max_episode_steps or None
@@ -156,7 +156,7 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
         with closing(make_vector(config, 1, 0)) as vector:
             return vector.spec, form.time_limit
     with closing(make_env(config)) as env:
-        spec = env_spec(env.observation_space, env.action_space, config.stack)
+        spec = env_spec(env.observation_space, env.action_space, config.stack, length_limit(config))
         return spec, config.max_episode_steps or (env.spec.max_episode_steps if env.spec else None)
 
 
@@ -220,6 +220,7 @@ def _extra(name: str) -> str:
         "envpool": "pip install 'apexrl[envpool]'",
         "pettingzoo": "pip install 'apexrl[pettingzoo]', and what PettingZoo names for it, as in 'pettingzoo[sisl]'",
         "mpe2": "pip install mpe2",
+        "minigrid": "pip install 'apexrl[minigrid]'",
     }.items():
         if word in entry.lower():
             return f"Run: {command}"
@@ -301,4 +302,4 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         return None  # single environments lose no step
     if not shows_mask(made.single_observation_space) and (config.mask_in_info or vector_method(made)):
         made = VectorActionMasks(made, config.mask_in_info)
-    return NativeRows(made, name, call, not partial, config.info_metrics)
+    return NativeRows(made, name, call, not partial, config.info_metrics, length_limit(config))

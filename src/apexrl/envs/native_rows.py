@@ -12,11 +12,13 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from apexrl.envs.action_masks import first_possible
+from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.host_arrays import HostArrays, brings_tensors
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
-from apexrl.envs.spaces import Leaf, action_spec, flatten_observation, observation_leaves
+from apexrl.envs.spaces import LIMIT, Leaf, flatten_observation, observation_leaves, one_of
 from apexrl.envs.told_metrics import row_metrics
-from apexrl.errors import EnvError
+from apexrl.errors import EnvError, SpecError
+from apexrl.space_values import LengthLimit
 from apexrl.spec import ACTION_MASK, Array
 
 Numbers = NDArray[np.int64]
@@ -52,6 +54,7 @@ class NativeRows:
         call: EnvCall = nullcontext,
         lockstep: bool = True,
         info_metrics: Sequence[str] = (),
+        limit: LengthLimit = LIMIT,
     ) -> None:
         self._info_metrics = info_metrics
         self.device, self.tensors = "", dict[str, Any]()
@@ -64,7 +67,10 @@ class NativeRows:
         self.lockstep = lockstep or self._mode is AutoresetMode.NEXT_STEP
         self.num_envs = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self._leaves = observation_leaves(self.observation_space)
+        self.leaves = observation_leaves(self.observation_space, limit)
+        self._actions_of = action_spec(self.action_space)
+        if self.device and (varying := [leaf.name for leaf in self.leaves if leaf.padded]):
+            raise SpecError(f"{name} brings tensors, and {varying[0]} is of variable length: bring arrays")
         self._begun: dict[str, Array] = {}  # observations after resets of SAME_STEP, [B, ...]
         self._actions: Array | None = None  # of who has one, while others are still to choose
         self._chosen = np.zeros(self.num_envs, np.bool_)
@@ -89,12 +95,12 @@ class NativeRows:
                 begun = self._begun if self._mode is AutoresetMode.SAME_STEP else self._reset(starting)
                 ready = self._possible(actions, starting, begun)
             if ready is not None:
-                self._rows = self._answered(self._env.step(ready), starting)
+                self._rows = self._answered(self._env.step(self._actions_of.in_form(ready)), starting)
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
         rows, self._rows = self._rows, None
         if rows is not None:
-            refuse_not_finite(rows, self._leaves, self._name)
+            refuse_not_finite(rows, self.leaves, self._name)
         return rows
 
     def close(self) -> None:
@@ -171,7 +177,7 @@ class NativeRows:
 
     def _named(self, seen: Any) -> dict[str, Array]:
         # An actor holds an observation until after the next step, and some environments write into the same array.
-        flat = flatten_observation(self._leaves, seen)
+        flat = flatten_observation(self.leaves, seen)
         return flat if self._copied else {name: array.copy() for name, array in flat.items()}
 
     def _keep_tensors(self, named: Mapping[str, Array], replaced: Bools | None = None) -> None:
@@ -181,7 +187,7 @@ class NativeRows:
         import torch
 
         rows = np.flatnonzero(replaced) if replaced is not None else ()
-        for leaf in self._leaves:
+        for leaf in self.leaves:
             tensor = self._env.seen
             for key in leaf.path:
                 tensor = tensor[key]
@@ -206,10 +212,10 @@ class NativeRows:
                     "another autoreset mode"
                 )
             return  # a terminal state is worth nothing
-        for leaf in self._leaves:
+        for leaf in self.leaves:
             for number in ended.tolist():
                 value = _one(final, leaf, number)
-                named[leaf.name][number] = value - leaf.start if leaf.start else value
+                one_of(leaf, value, named, number)
 
 
 def _one(final: Any, leaf: Leaf, number: int) -> Any:

@@ -3,63 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from apexrl.config import EnvConfig
+from apexrl.envs.action_spaces import action_spec
 from apexrl.errors import SpecError
-from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array, EnvSpec, Field
+from apexrl.space_values import BYTE_VALUES, LengthLimit, PaddedField
+from apexrl.spec import ACTION_MASK, LENGTH, OBSERVATION, ActionSpec, Array, EnvSpec, Field, Padded
 
 Arrays = dict[str, Array]
+
+LIMIT = LengthLimit()
+
+
+def length_limit(config: EnvConfig) -> LengthLimit:
+    """Of values whose space has no greatest length."""
+    return LengthLimit(config.max_sequence_length, config.cut_long_sequences)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation: where it sits in the (nested) Dict, and how it is stored."""
+    """One array of an observation: where it sits in the (nested) Dict or Tuple, and how it is stored."""
 
     name: str  # "observation" or "observation/<key>/…"
-    path: tuple[str, ...]  # keys from the outermost Dict inwards
+    path: tuple[str | int, ...]  # keys and places from the outermost inwards, to the whole of a text or sequence
     field: Field
-    start: int = 0  # smallest value of a Discrete space, subtracted when stored
-    categories: int = 0  # of a Discrete space
+    start: int = 0  # smallest value of a discrete space, subtracted when stored
+    categories: int = 0  # of a discrete space
+    padded: Padded | None = None
+    writer: PaddedField | None = None  # of a value of variable length
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """What is stored of it."""
+        return {self.name: self.field} | ({self.name + LENGTH: Field((), "int32")} if self.padded else {})
 
 
-def env_spec(observation_space: gym.Space[Any], action_space: gym.Space[Any], stack: int = 1) -> EnvSpec:
+def env_spec(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], stack: int = 1, limit: LengthLimit = LIMIT
+) -> EnvSpec:
     """Describe an environment without Gymnasium.
 
     Raises:
         SpecError: a space is not supported; the message names it.
     """
-    leaves, action = observation_leaves(observation_space), action_spec(action_space)
+    return spec_of(observation_leaves(observation_space, limit), action_space, stack)
+
+
+def spec_of(leaves: tuple[Leaf, ...], action_space: gym.Space[Any], stack: int = 1) -> EnvSpec:
+    """As ``env_spec``, of an observation's ``leaves``."""
+    action = action_spec(action_space)
     _check_mask(leaves, action)
     return EnvSpec(
-        observation={leaf.name: leaf.field for leaf in leaves},
+        observation={name: field for leaf in leaves for name, field in leaf.fields.items()},
         action=action,
         stack=stack,
         categories={leaf.name: leaf.categories for leaf in leaves if leaf.categories},
         starts={leaf.name: leaf.start for leaf in leaves if leaf.start},
+        padded={leaf.name: leaf.padded for leaf in leaves if leaf.padded},
     )
 
 
-def observation_leaves(space: gym.Space[Any]) -> tuple[Leaf, ...]:
-    """The arrays that an observation is made of, nested ``Dict`` keys joined by ``/``.
+def observation_leaves(space: gym.Space[Any], limit: LengthLimit = LIMIT) -> tuple[Leaf, ...]:
+    """The arrays that an observation is made of, nested ``Dict`` keys and places in a ``Tuple`` joined by ``/``.
 
-    Box keeps its dtype, except float64 which is stored as float32; Discrete becomes an int64 scalar counted
-    from 0; MultiBinary an int8 array. The outermost key ``action_mask`` becomes bool (``spec.ACTION_MASK``).
+    Box keeps its dtype, except float64 which is stored as float32; whole numbers in two dimensions, of more values than
+    a byte holds, are categories. Discrete becomes an int64 scalar counted
+    from 0, MultiDiscrete an int64 array; MultiBinary an int8 array. Text, Sequence and Graph become arrays of their
+    greatest length, with a field ``<name>/length`` each; a space of one's own whose samples are strings is a text. The
+    outermost key ``action_mask`` becomes bool (``spec.ACTION_MASK``).
+
+    Args:
+        limit: of a Sequence, a Graph, or a text without a greatest length.
 
     Raises:
         SpecError: another kind of space, an empty one, or a key that cannot be part of a name.
     """
-    leaves = tuple(_walk(space, ()))
+    leaves = tuple(_walk(space, (), limit))
     if not leaves:
         raise SpecError(f"observation space {space} holds no entry: give the agent something to see")
     return leaves
 
 
-def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
-    name = "/".join((OBSERVATION, *path))
+def _walk(space: gym.Space[Any], path: tuple[str | int, ...], limit: LengthLimit) -> list[Leaf]:
+    name = "/".join((OBSERVATION, *map(str, path)))
     if name == ACTION_MASK:
         return [_mask_leaf(space, path)]
     match space:
@@ -67,24 +98,40 @@ def _walk(space: gym.Space[Any], path: tuple[str, ...]) -> list[Leaf]:
             for key in space.spaces:
                 if not isinstance(key, str) or not key or "/" in key:
                     raise SpecError(f"{name} has the key {key!r}: keys must be non-empty strings without '/'")
-            return [leaf for key, inner in space.spaces.items() for leaf in _walk(inner, (*path, key))]
+            return [leaf for key, inner in space.spaces.items() for leaf in _walk(inner, (*path, key), limit)]
+        case gym.spaces.Tuple():
+            return [leaf for place, inner in enumerate(space.spaces) for leaf in _walk(inner, (*path, place), limit)]
         case gym.spaces.Box():
             dtype = "float32" if space.dtype == np.float64 else str(space.dtype)
+            start, categories = _codes(space)
             try:
-                return [Leaf(name, path, Field(space.shape, dtype))]
+                return [Leaf(name, path, Field(space.shape, dtype), start, categories)]
             except SpecError as error:
                 raise SpecError(f"{name} is {space}, which cannot be stored: {error}") from error
         case gym.spaces.Discrete():
             return [Leaf(name, path, Field((), "int64"), start=int(space.start), categories=int(space.n))]
+        case gym.spaces.MultiDiscrete():
+            start = int(space.start.min())
+            most = int((space.start + space.nvec).max())
+            return [Leaf(name, path, Field(space.shape, "int64"), start=start, categories=most - start)]
         case gym.spaces.MultiBinary():
             return [Leaf(name, path, Field(space.shape, "int8"))]
+        case gym.spaces.Text():
+            longest = int(space.max_length) * max(len(character.encode()) for character in space.characters)
+            return [_text(name, path, longest, f": its space is {space}", cut=False)]
+        case gym.spaces.Sequence():
+            return [_element(leaf, name, path, space, limit) for leaf in _walk(space.feature_space, (), limit)]
+        case gym.spaces.Graph():
+            return _graph(space, name, path, limit)
+    if isinstance(sample_of(space), str):
+        return [_text(name, path, limit.length, _raise_limit(limit), limit.cut)]
     raise SpecError(
-        f"{name} is a {type(space).__name__} space ({space}), which is not supported: use Box, Discrete, MultiBinary "
-        "or a Dict of them (gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+        f"{name} is a {type(space).__name__} space ({space}), which is not supported: use Box, Discrete, "
+        "MultiDiscrete, MultiBinary, Text, Sequence, Graph, or a Dict or Tuple of them"
     )
 
 
-def _mask_leaf(space: gym.Space[Any], path: tuple[str, ...]) -> Leaf:
+def _mask_leaf(space: gym.Space[Any], path: tuple[str | int, ...]) -> Leaf:
     """The key ``action_mask``: kept as bool."""
     if isinstance(space, gym.spaces.Box) and space.dtype != np.bool_:
         kept = (space.low == 0).all() and (space.high == 1).all()
@@ -103,9 +150,10 @@ def _check_mask(leaves: tuple[Leaf, ...], action: ActionSpec) -> None:
     for leaf in leaves:
         if leaf.name != ACTION_MASK:
             continue
-        if action.box:
+        if action.box or action.hybrid:
+            kind = "a box" if action.box else action.words
             raise SpecError(
-                "the observation has the key action_mask, and actions are a box: masks are for discrete actions; give "
+                f"the observation has the key action_mask, and actions are {kind}: masks are for discrete actions; give "
                 "the key another name"
             )
         if leaf.field.shape != (size := mask_shape(action)):
@@ -120,42 +168,101 @@ def mask_shape(action: ActionSpec) -> tuple[int]:
     return (sum(action.choices),)
 
 
-def action_spec(space: gym.Space[Any]) -> ActionSpec:
-    """Describe the actions.
+def _codes(space: gym.spaces.Box) -> tuple[int, int]:
+    """The first and the number of a box's values, where these can be no intensities: of whole numbers in two dimensions
+    more than a byte holds, such as NetHack's glyphs. Else 0, 0."""
+    if len(space.shape) != 2 or not np.issubdtype(space.dtype, np.integer):
+        return 0, 0
+    least = int(space.low.min())
+    values = int(space.high.max()) - least + 1
+    return (least, values) if 256 < values <= 1 << 16 else (0, 0)
 
-    Raises:
-        SpecError: the action space is not one of Discrete, MultiDiscrete, MultiBinary or a floating-point Box.
-    """
-    match space:
-        case gym.spaces.Discrete():
-            return ActionSpec(n=int(space.n), start=int(space.start))
-        case gym.spaces.MultiDiscrete() if space.nvec.ndim == 1:
-            nvec, starts = (tuple(int(n) for n in numbers) for numbers in (space.nvec, space.start))
-            return ActionSpec(shape=(len(nvec),), nvec=nvec, starts=starts)
-        case gym.spaces.MultiBinary() if len(space.shape) == 1:
-            (k,) = space.shape
-            return ActionSpec(shape=(k,), nvec=(2,) * k, starts=(0,) * k)
-        case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-            return ActionSpec(shape=space.shape, dtype="float32", low=low, high=high)
-    raise SpecError(
-        f"the action space is {space}, which is not supported: use Discrete, a MultiDiscrete or MultiBinary of one "
-        "dimension, or a floating-point Box (wrap the environment in a gymnasium.ActionWrapper that offers one)"
+
+def sample_of(space: gym.Space[Any]) -> Any:
+    """A sample of a space of one's own; None: it gives none."""
+    try:
+        return space.sample()
+    except Exception:
+        return None
+
+
+def _text(name: str, path: tuple[str | int, ...], longest: int, bound: str, cut: bool) -> Leaf:
+    return _padded(Leaf(name, path, Field((longest,), "uint8"), categories=BYTE_VALUES), "text", name, bound, cut)
+
+
+def _element(
+    leaf: Leaf, name: str, path: tuple[str | int, ...], space: gym.spaces.Sequence, limit: LengthLimit
+) -> Leaf:
+    """An entry of a sequence's elements as an array of all of them."""
+    if leaf.padded is not None and leaf.padded.kind != "text":
+        raise SpecError(
+            f"{name} is {space}: a Sequence of {leaf.padded.kind}s is not supported; use one of Box, Discrete, "
+            "MultiDiscrete, MultiBinary, Text, or of a Dict or Tuple of them"
+        )
+    own = replace(
+        leaf,
+        name=name + leaf.name.removeprefix(OBSERVATION),
+        path=path,
+        field=replace(leaf.field, shape=(limit.length, *leaf.field.shape)),
     )
+    return _padded(own, "sequence", name, _raise_limit(limit), limit.cut)
+
+
+def _graph(space: gym.spaces.Graph, name: str, path: tuple[str | int, ...], limit: LengthLimit) -> list[Leaf]:
+    found = []
+    for part, inner in (("nodes", space.node_space), ("edges", space.edge_space)):
+        if inner is None:
+            continue
+        (leaf,) = _walk(inner, (), limit)  # Gymnasium has a Box or a Discrete there
+        field = replace(leaf.field, shape=(limit.length, *leaf.field.shape))
+        found.append(replace(leaf, name=f"{name}/{part}", path=path, field=field))
+    found.append(Leaf(f"{name}/edge_links", path, Field((limit.length, 2), "int32")))
+    return [_padded(leaf, "graph", name, _raise_limit(limit), limit.cut) for leaf in found]
+
+
+def _padded(leaf: Leaf, kind: Any, of: str, bound: str, cut: bool) -> Leaf:
+    padded, field = Padded(kind, of), replace(leaf.field, ragged=True)
+    writer = PaddedField(leaf.name, padded, field, leaf.start, leaf.categories, cut, bound)
+    return replace(leaf, field=field, padded=padded, writer=writer)
+
+
+def _raise_limit(limit: LengthLimit) -> str:
+    return f": raise --max-sequence-length {limit.length}, or add --cut-long-sequences"
 
 
 def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:
     """Name the arrays of a batch of observations (Gymnasium's vector form), ``[B, ...]`` each.
 
-    Copies only where the stored dtype differs or a Discrete space does not start at 0.
+    Copies only where the stored dtype differs, a discrete space does not start at 0, or lengths vary.
+
+    Raises:
+        SpecError: a text, sequence or graph is too long.
     """
     flat: Arrays = {}
     for leaf in leaves:
         value = observations
         for key in leaf.path:
-            value = cast("Mapping[str, Any]", value)[key]
+            value = value[key]
+        if leaf.writer is not None:
+            rows = {name: np.zeros((len(value), *field.shape), field.dtype) for name, field in leaf.fields.items()}
+            for row, one in enumerate(value):
+                leaf.writer.write(one, rows, row)
+            flat |= rows
+            continue
         array = np.asarray(value)
         if leaf.start:
             array = array - leaf.start
         flat[leaf.name] = array.astype(leaf.field.dtype, copy=False)
     return flat
+
+
+def one_of(leaf: Leaf, value: Any, rows: Mapping[str, Array], row: int) -> int:
+    """Write a leaf of one observation, ``value``, into a row; returns how much was cut off.
+
+    Raises:
+        SpecError: as ``flatten_observation``.
+    """
+    if leaf.writer is not None:
+        return leaf.writer.write(value, rows, row)
+    rows[leaf.name][row] = value - leaf.start if leaf.start else value
+    return 0

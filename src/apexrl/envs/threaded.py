@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.lockstep import (
     Bools,
     Changes,
@@ -21,14 +22,15 @@ from apexrl.envs.lockstep import (
     Rows,
     Single,
     Which,
-    each,
+    each_of,
     empty_rows,
     refuse_not_finite,
     singles,
 )
-from apexrl.envs.spaces import observation_leaves
+from apexrl.envs.spaces import LIMIT, observation_leaves
 from apexrl.errors import EnvError
 from apexrl.run.env_changes import EnvChange
+from apexrl.space_values import LengthLimit
 from apexrl.spec import Array
 
 CLOSE_SECONDS = 3.0
@@ -64,6 +66,7 @@ class ThreadRows:
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
         changes: Changes = EnvChange,
+        limit: LengthLimit = LIMIT,
     ) -> None:
         self._name = name
         self.num_envs, self.lockstep = len(makers), False
@@ -84,9 +87,10 @@ class ThreadRows:
             self._begin(number, partial(_make, envs, number, maker))
             self._all_returned()
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
-        self._leaves = observation_leaves(self.observation_space)
-        self._singles: list[Single] = singles(envs, self._leaves, name, info_metrics, changes)
-        self._rows = empty_rows(self._leaves, self.num_envs)
+        self.leaves = observation_leaves(self.observation_space, limit)
+        self._each = each_of(action_spec(self.action_space))
+        self._singles: list[Single] = singles(envs, self.leaves, name, info_metrics, changes)
+        self._rows = empty_rows(self.leaves, self.num_envs)
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
         """Begin anew everywhere, at the same time; steps in progress are waited for and dropped."""
@@ -94,14 +98,14 @@ class ThreadRows:
         for number, (single, seed) in enumerate(zip(self._singles, seeds, strict=True)):
             self._begin(number, partial(single.reset, seed, self._rows))
         self._all_returned()
-        refuse_not_finite(self._rows, self._leaves, self._name)
+        refuse_not_finite(self._rows, self.leaves, self._name)
         return {name: array.copy() for name, array in self._rows.observation.items()}
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
         """Begin a step of environments ``which``, of which none may be under way. Returns at once."""
         numbers = range(self.num_envs) if which is None else which.tolist()
         own = actions.copy()  # whoever chose them may write into the array again
-        for number, action, starts in zip(numbers, each(own), starting.tolist(), strict=True):
+        for number, action, starts in zip(numbers, self._each(own), starting.tolist(), strict=True):
             self._begin(number, partial(self._singles[number].step, action, starts, self._rows))
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
@@ -130,7 +134,7 @@ class ThreadRows:
             which,
             told,
         )
-        refuse_not_finite(rows, self._leaves, self._name)
+        refuse_not_finite(rows, self.leaves, self._name)
         return rows
 
     def close(self) -> None:

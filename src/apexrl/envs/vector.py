@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.envs.lockstep import Backend, Bools, Changes, Which
-from apexrl.envs.spaces import env_spec
+from apexrl.envs.spaces import spec_of
 from apexrl.errors import ConfigError, EnvError
 from apexrl.spec import Array
 
@@ -87,7 +87,7 @@ class VectorEnv:
         self.num_envs, self.lockstep = backend.num_envs, backend.lockstep
         self.name, self.chosen = name, chosen
         self.device: str = getattr(backend, "device", "") or "cpu"
-        self.spec = env_spec(backend.observation_space, backend.action_space, stack)
+        self.spec = spec_of(backend.leaves, backend.action_space, stack)
         if agents := getattr(backend, "agents", ()):
             self.spec = replace(self.spec, agents=agents)
         self._absent = np.zeros(self.num_envs, np.bool_)  # agents that have not appeared since the reset of all

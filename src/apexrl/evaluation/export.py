@@ -23,7 +23,7 @@ from apexrl.agents.rng_state import pack, restore
 from apexrl.errors import AgentError, ConfigError, SnapshotError
 from apexrl.networks.recall import CRITIC
 from apexrl.run.folder import versions
-from apexrl.spec import Array, EnvSpec, Field
+from apexrl.spec import LENGTH, ActionSpec, Array, EnvSpec, Field
 
 if TYPE_CHECKING:
     from apexrl.protocols import Agent
@@ -61,13 +61,19 @@ class Policy(nn.Module):
         starts = self._spec.starts
         observation = {name: given[name] for name in self._spec.observation}
         observation |= {name: given[name] - start for name, start in starts.items()}
+        observation |= {name: observation[name].clamp(min=0) for name in starts if name in self._spec.padded}
         found = self._decide(observation, {name: given[name] for name in self._states}, *noise)
         action, spec = found.action, self._spec.action
         if any(spec.starts):
-            action = action + torch.tensor(spec.starts, dtype=torch.int64)
+            starting = (*spec.starts, *[0] * (spec.shape[0] - len(spec.starts)))
+            action = action + torch.tensor(starting, dtype=action.dtype)
         elif spec.start:
             action = action + spec.start
-        return (action, *(found.state[name] for name in self._states))
+        actions = [
+            action[:, columns].reshape(-1, *part.shape).to(getattr(torch, part.dtype))
+            for part, columns in zip(spec.parts, spec.columns, strict=True)
+        ] or [action]
+        return (*actions, *(found.state[name] for name in self._states))
 
 
 def export(
@@ -81,9 +87,10 @@ def export(
     """Write a trained agent to ``path``, and check that file's actions against PyTorch's.
 
     Inputs are the observation's fields, [B, (stack,) *shape] each, and recurrent states, [B, ...], which begin as
-    zeros; outputs are ``action`` and ``next_`` and the name of each state. Sampled actions have one more input: random
-    numbers, float32 [B, k], ``uniform`` in 0 … 1 (1 left out), one for each choice, or ``normal``, one for each number
-    of a box.
+    zeros; outputs are ``action``, or ``action/<key>`` for each entry of a tuple or dict, and ``next_`` and the name of
+    each state. Texts, sequences and graphs are padded with zeros; ``<name>/length`` is their length. Sampled actions
+    have one more input: random numbers, float32 [B, k], ``uniform`` in 0 … 1 (1 left out), one for each choice,
+    or ``normal``, one for each number of a box.
 
     Args:
         agent: on the CPU.
@@ -118,7 +125,7 @@ def export(
     example = _example(spec, states)
     wanted = _acted(agent, spec, example, states, sampled)
     names = tuple(example)
-    outputs = ("action", *(NEXT + name for name in states))
+    outputs = (*action_names(spec.action), *(NEXT + name for name in states))
     shapes = {
         "inputs": {name: _shape(value) for name, value in example.items()},
         "outputs": {name: _shape(value) for name, value in wanted.items()},
@@ -166,7 +173,12 @@ def _example(spec: EnvSpec, states: Mapping[str, tuple[int, ...]]) -> dict[str, 
     example: dict[str, Array] = {}
     for name, field in spec.observation.items():
         shape, dtype = (_ROWS, *stack, *field.shape), np.dtype(field.dtype)
-        if name in spec.categories:
+        if name.removesuffix(LENGTH) in spec.padded and name not in spec.padded:
+            example[name] = rng.integers(spec.observation[name.removesuffix(LENGTH)].shape[0] + 1, size=shape)
+            example[name] = example[name].astype(dtype)
+        elif name in spec.padded and name.endswith("/edge_links"):
+            example[name] = rng.integers(field.shape[0], size=shape).astype(dtype)
+        elif name in spec.categories:
             example[name] = rng.integers(spec.categories[name], size=shape).astype(dtype) + spec.starts.get(name, 0)
         elif dtype.kind in "ui":
             example[name] = rng.integers(256 if dtype == np.uint8 else 8, size=shape).astype(dtype)
@@ -193,9 +205,16 @@ def _acted(
     actions, _, after = agent.act(seen, state, np.zeros(_ROWS, np.float32), greedy=not sampled)
     if sampled:
         restore(rng, before)
-    return {"action": spec.action.as_counted(np.asarray(actions))} | {
-        NEXT + name: (after or {})[name] for name in states
-    }
+    counted = spec.action.as_counted(np.asarray(actions))
+    found = {"action": counted} if not spec.action.parts else {}
+    for name, part, columns in zip(action_names(spec.action), spec.action.parts, spec.action.columns, strict=False):
+        found[name] = counted[:, columns].reshape(-1, *part.shape).astype(part.dtype)
+    return found | {NEXT + name: (after or {})[name] for name in states}
+
+
+def action_names(action: ActionSpec) -> tuple[str, ...]:
+    """``action``, or one name for each entry of a tuple or dict."""
+    return tuple("/".join(("action", *map(str, part.path))) for part in action.parts) or ("action",)
 
 
 def _write_onnx(

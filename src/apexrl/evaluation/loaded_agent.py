@@ -15,6 +15,7 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
+from apexrl.space_values import named_values, value_names, varying_rows
 from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, past_missing
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ class LoadedAgent:
 
         Args:
             observation: as the environment returns it: an array of the observation space's shape, or a (nested)
-                dict of them; with a leading axis B for B environments stepped together.
+                dict or tuple of them; with a leading axis B for B environments stepped together. Where it has texts,
+                sequences or graphs it is one observation.
             action_mask: of an agent that was trained with masks: which actions are possible, bool or integers
                 ``[n]``, or ``[B, n]``, where they are no entry of the observation.
 
         Returns:
-            For one observation an ``int`` (Discrete) or an array (others); for a batch an array ``[B, ...]``.
+            For one observation an ``int`` (Discrete) or an array (others), or a tuple or dict of them; for a batch
+            arrays ``[B, ...]``.
 
         Raises:
             SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
@@ -72,9 +75,7 @@ class LoadedAgent:
             self._stacked(arrays, count), self._state, np.zeros(count, np.float32), greedy=True
         )
         actions = self.spec.action.as_counted(np.asarray(actions))
-        if batched:
-            return actions
-        return int(actions[0]) if self.spec.action.discrete else actions[0]
+        return self.spec.action.in_form(actions) if batched else self.spec.action.of_one(actions[0])
 
     def export(
         self,
@@ -121,14 +122,15 @@ class LoadedAgent:
 
     def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
         """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""
-        values = dict(_leaves(observation, OBSERVATION))
-        wanted = self.spec.observation
-        if set(values) != set(wanted):
+        values, wanted = named_values(self.spec, observation), set(value_names(self.spec).values())
+        if set(values) != wanted:
             hint = past_missing(self.spec, values)
             raise SpecError(f"this agent needs {sorted(wanted)}, but got {sorted(values)}{hint}")
-        arrays: dict[str, Array] = {}
-        batched = set()
-        for name, field in wanted.items():
+        arrays: dict[str, Array] = varying_rows(self.spec, [values]) if self.spec.padded else {}
+        batched = {False} if arrays else set()
+        for name, field in self.spec.observation.items():
+            if name in arrays:
+                continue
             value = np.asarray(values[name])
             if value.shape == field.shape:
                 value, one = value[np.newaxis], True
@@ -249,9 +251,3 @@ def _look(config: Config) -> EnvSpec:
         return vector.spec
     finally:
         vector.close()
-
-
-def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{name}/{key}")]
-    return [(name, value)]

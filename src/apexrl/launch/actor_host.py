@@ -48,8 +48,8 @@ from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.replay.chunks import schema
-from apexrl.run.folder import spec_to_json
 from apexrl.run.log_lines import LogFormat
+from apexrl.run.spec_json import spec_to_json
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of

@@ -18,7 +18,7 @@ from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import revive
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.local import worker_messages
-from apexrl.run.folder import spec_from_json, spec_to_json
+from apexrl.run.spec_json import spec_from_json, spec_to_json
 
 MEASURED_SECONDS = 1.0
 """Of steps, when their speed is measured."""

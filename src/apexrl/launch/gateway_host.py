@@ -44,8 +44,8 @@ from apexrl.links.tcp.parameter_relay import ParameterGateway
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
-from apexrl.run.folder import spec_to_json
 from apexrl.run.log_lines import LogFormat
+from apexrl.run.spec_json import spec_to_json
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import envs_side, over_tcp, relay_side

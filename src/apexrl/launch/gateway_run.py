@@ -28,7 +28,8 @@ from apexrl.links.tcp.gateway_messages import Record
 from apexrl.links.tcp.handshake import LEAST_TOKEN
 from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.run.atomic_files import read_text, replace_text
-from apexrl.run.folder import RunFolder, spec_to_json, versions
+from apexrl.run.folder import RunFolder, versions
+from apexrl.run.spec_json import spec_to_json
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import gateway_side, over_tcp

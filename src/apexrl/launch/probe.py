@@ -12,7 +12,7 @@ from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
-from apexrl.run.folder import spec_from_json, spec_to_json
+from apexrl.run.spec_json import spec_from_json, spec_to_json
 from apexrl.shared.available_memory import memory_limits, size
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe

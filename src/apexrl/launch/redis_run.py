@@ -37,7 +37,8 @@ from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import sign
 from apexrl.replay.chunks import schema
 from apexrl.run.atomic_files import read_text, replace_text
-from apexrl.run.folder import RunFolder, spec_to_json, versions
+from apexrl.run.folder import RunFolder, versions
+from apexrl.run.spec_json import spec_to_json
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import asks_servers, gateway_side

@@ -50,7 +50,7 @@ def differentiable(network: QNetwork) -> Differentiable:
     encoder, plain = network.encoder, network.embedding is None and not network.noise_size
     if plain and type(network) is QNetwork and type(encoder) is ObservationEncoder and len(encoder.encoders) == 1:
         (only,) = encoder.encoders
-        if type(only) is VectorEncoder and not only.layer_norm:
+        if encoder.joint is None and type(only) is VectorEncoder and not only.layer_norm:
             return ByHand(network, only, encoder.names[0])
     return ByAutograd(network)
 

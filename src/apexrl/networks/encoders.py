@@ -1,4 +1,4 @@
-"""Observations -> features: an MLP for vectors, convolutions for images, one encoder per entry of a Dict.
+"""Observations -> features: an MLP for all vectors, convolutions for each image, encoders of texts, sequences, graphs.
 
 Layers keep PyTorch's initialisation, U(±1/√fan_in), which is what the networks of DQN and Ape-X began from. A policy
 and its value begin orthogonal (``Trunk.begin_orthogonal``).
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
+from apexrl.networks.category_encoders import MOST_ONE_HOT, CellEmbedding, EmbeddedCategories, is_map
 from apexrl.networks.convolutions import Architecture, chosen, convolutions
 from apexrl.networks.custom_encoder import own_encoder
 from apexrl.networks.layer_norm import unit_norm
+from apexrl.networks.varying_encoders import varying_encoders
 from apexrl.spec import ACTION_MASK, EnvSpec, Field
 
 Precision = Literal["float32", "bfloat16", "auto"]
@@ -41,7 +43,7 @@ class VectorEncoder(nn.Module):
     Args:
         field: one frame.
         stack: frames seen at once.
-        categories: > 0: an int64 scalar, encoded one-hot.
+        categories: > 0: whole numbers, encoded one-hot.
         hidden: units per layer; none hands the inputs on.
         layer_norm: before every ReLU.
     """
@@ -51,7 +53,7 @@ class VectorEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.categories = categories
-        self.inputs = stack * (categories or math.prod(field.shape))
+        self.inputs = stack * math.prod(field.shape) * (categories or 1)
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         sizes = (self.inputs, *hidden)
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
@@ -62,7 +64,7 @@ class VectorEncoder(nn.Module):
     def flatten(self, observation: Tensor) -> Tensor:
         """[B, …] of any dtype -> float32 [B, inputs]."""
         if self.categories:
-            one_hot = torch.nn.functional.one_hot(observation, self.categories)
+            one_hot = torch.nn.functional.one_hot(observation.long(), self.categories)
             return one_hot.to(torch.float32).reshape(observation.shape[0], -1)
         flat = observation.reshape(observation.shape[0], -1).to(torch.float32)
         return flat * self._scale if self._scale != 1.0 else flat
@@ -82,15 +84,16 @@ class ImageEncoder(nn.Module):
         field: one frame: [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end.
         stack: frames seen at once.
         choice: which convolutions.
+        channels_first: it is [C, H, W], whichever end is smaller.
 
     Raises:
         SpecError: the image is too small for them.
     """
 
-    def __init__(self, field: Field, stack: int, choice: LayerChoice = PLAIN) -> None:
+    def __init__(self, field: Field, stack: int, choice: LayerChoice = PLAIN, channels_first: bool = False) -> None:
         super().__init__()
         shape = field.shape
-        self._channels_last = len(shape) == 3 and shape[-1] <= shape[0]
+        self._channels_last = len(shape) == 3 and shape[-1] <= shape[0] and not channels_first
         if len(shape) == 2:
             channels, height, width = 1, *shape
         else:
@@ -133,25 +136,56 @@ class ImageEncoder(nn.Module):
         return image.flatten(1)
 
 
+class MapEncoder(nn.Module):
+    """Convolutions over the embeddings of categories in two dimensions."""
+
+    def __init__(self, field: Field, stack: int, categories: int, choice: LayerChoice = PLAIN) -> None:
+        super().__init__()
+        self.cells = CellEmbedding(field, stack, categories)
+        self.image = ImageEncoder(Field(self.cells.shape, "float32"), 1, choice, channels_first=True)
+        self.features = self.image.features
+
+    def forward(self, observation: Tensor) -> Tensor:
+        features: Tensor = self.image(self.cells(observation))
+        return features
+
+
+FieldEncoder = VectorEncoder | ImageEncoder | MapEncoder | EmbeddedCategories
+
+
 class ObservationEncoder(nn.Module):
-    """One encoder per observation field, their features side by side in the order of the spec.
+    """One encoder per image, text, sequence and graph, and an MLP for vectors.
+
+    Where there is no image, and more than one vector, a last MLP takes all features side by side. Behind an image a
+    fully connected layer does that, which belongs to the head.
 
     ``forward`` takes name -> [B, (stack,) *shape] and returns float32 [B, features].
     """
 
     def __init__(self, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice = PLAIN) -> None:
         super().__init__()
-        if not spec.observation:
+        self.names = tuple(name for name in spec.observation if not spec.varies(name))
+        varying = varying_encoders(spec)
+        if not self.names and not varying:
             raise SpecError("the environment shows no observation field")
-        self.names = tuple(spec.observation)
-        encoders = [_encoder(name, spec, hidden, choice) for name in self.names]
+        self.sees_image = any(sees_image(spec, name) for name in self.names)
+        joins = (not self.sees_image and len(self.names) + len(varying) > 1) or not self.names
+        encoders = [_encoder(name, spec, () if joins else hidden, choice) for name in self.names]
         self.encoders = nn.ModuleList(encoders)
-        self.features = sum(encoder.features for encoder in encoders)
-        self.sees_image = any(isinstance(encoder, ImageEncoder) for encoder in encoders)
+        self.varying = nn.ModuleList(varying)
+        self._varies = bool(varying)
+        self.features = sum(encoder.features for encoder in (*encoders, *varying))
+        self.joint: VectorEncoder | None = None
+        if joins and hidden:
+            self.joint = VectorEncoder(Field((self.features,), "float32"), 1, 0, hidden, choice.layer_norm)
+            self.features = self.joint.features
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
         parts = [encoder(observation[name]) for name, encoder in zip(self.names, self.encoders, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self._varies:
+            parts += [encoder(observation) for encoder in self.varying]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return x if self.joint is None else self.joint(x)
 
 
 class Encoder(NamedTuple):
@@ -165,7 +199,8 @@ class Encoder(NamedTuple):
 def encoder_for(spec: EnvSpec, hidden: Sequence[int], network: str = "", choice: LayerChoice = PLAIN) -> Encoder:
     """The encoder that suits an environment: see the classes above.
 
-    Three dimensions are an image, as are two of uint8; everything else is a vector.
+    Three dimensions are an image, as are two of uint8; so are categories in two or three dimensions, which are
+    embedded. Texts, sequences and graphs have encoders of their own; everything else is a vector.
 
     Args:
         network: ``package.module:Class`` of your own, called as ``Class(spec)``: a ``torch.nn.Module`` with an
@@ -191,9 +226,9 @@ def _without_mask(encoder: nn.Module, inputs: tuple[Mapping[str, Tensor]]) -> tu
     return ({name: value for name, value in inputs[0].items() if name != ACTION_MASK},)
 
 
-def is_image(field: Field) -> bool:
-    """Whether a field is encoded by convolutions: three dimensions, or two of uint8."""
-    return len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
+def sees_image(spec: EnvSpec, name: str) -> bool:
+    """Whether a field is encoded by convolutions: an image, or categories that lie like one."""
+    return spec.is_image(name) or is_map(spec.observation[name], spec.categories.get(name, 0))
 
 
 @cache
@@ -209,11 +244,15 @@ def _in_bfloat16(precision: Precision, device: str) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16"))
 
 
-def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice) -> VectorEncoder | ImageEncoder:
-    field = spec.observation[name]
-    if is_image(field):
+def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoice) -> FieldEncoder:
+    field, categories = spec.observation[name], spec.categories.get(name, 0)
+    if sees_image(spec, name):
         try:
+            if categories:
+                return MapEncoder(field, spec.stack, categories, choice)
             return ImageEncoder(field, spec.stack, choice)
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from error
-    return VectorEncoder(field, spec.stack, spec.categories.get(name, 0), hidden, choice.layer_norm)
+    if field.shape and categories * math.prod(field.shape) > MOST_ONE_HOT:
+        return EmbeddedCategories(field, spec.stack, categories)
+    return VectorEncoder(field, spec.stack, categories, hidden, choice.layer_norm)

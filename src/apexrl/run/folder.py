@@ -24,7 +24,6 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -37,8 +36,9 @@ from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.ownership import Generations
+from apexrl.run.spec_json import spec_from_json, spec_to_json
 from apexrl.run.status import RunStatus
-from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.spec import EnvSpec
 
 StopReason = str
 """``env_steps``, ``updates``, ``minutes``, ``stop_at_return``, ``callback``, ``interrupted`` or ``error``. In runs over
@@ -48,9 +48,6 @@ slots``."""
 
 _MOST_CONFIG_BYTES = 4 << 20
 _MOST_JSON_BYTES = 16 << 20
-_MOST_OBSERVATION_BYTES = 256 << 20  # of what an agent sees at once
-_MOST_ENTRIES = 4096  # of an observation, or choices at once
-_MOST_CHOICES = 1 << 20
 
 
 class RunFolder:
@@ -255,68 +252,6 @@ def versions() -> dict[str, str | None]:
     for name in ("torch", "numpy", "gymnasium"):
         found[name] = _version(name)
     return found
-
-
-def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
-    """An ``EnvSpec`` as JSON-able values."""
-    action = asdict(spec.action)
-    for name in ("shape", "nvec", "starts"):
-        action[name] = list(action[name])
-    for bound in ("low", "high"):
-        action[bound] = None if action[bound] is None else _words(np.asarray(action[bound]).tolist())
-    observation = {name: {"shape": list(f.shape), "dtype": f.dtype} for name, f in spec.observation.items()}
-    values = {
-        "observation": observation,
-        "action": action,
-        "stack": spec.stack,
-        "categories": dict(spec.categories),
-        "starts": dict(spec.starts),
-    }
-    # What the last release does not know is left out where it is empty: its hosts compare environments by these values.
-    return values | ({"agents": list(spec.agents)} if spec.agents else {})
-
-
-def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
-    """The inverse of ``spec_to_json``. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is not a
-    spec or has sizes beyond the limits: agents and replays are allocated by them."""
-    action = dict(values["action"])
-    for name in ("shape", "nvec", "starts"):
-        action[name] = tuple(action.get(name, ()))
-    for bound in ("low", "high"):
-        if action[bound] is not None:
-            action[bound] = np.asarray(action[bound], dtype=np.float32)
-    observation = {name: Field(tuple(f["shape"]), f["dtype"]) for name, f in values["observation"].items()}
-    counted = {name: {k: int(v) for k, v in values.get(name, {}).items()} for name in ("categories", "starts")}
-    agents = tuple(str(name) for name in values.get("agents", ()))
-    spec = EnvSpec(observation, ActionSpec(**action), int(values["stack"]), **counted, agents=agents)
-    _check_sizes(spec)
-    return spec
-
-
-def _check_sizes(spec: EnvSpec) -> None:
-    """Refuse sizes beyond the limits. Raises ValueError."""
-    action = spec.action
-    if not 1 <= spec.stack <= 255:
-        raise ValueError(f"a stack of {spec.stack} frames")
-    nbytes = spec.stack * sum(field.nbytes for field in spec.observation.values())
-    if not spec.observation or len(spec.observation) > _MOST_ENTRIES or nbytes > _MOST_OBSERVATION_BYTES:
-        raise ValueError(f"observations of {len(spec.observation)} entries and {nbytes} bytes")
-    counts = [action.n, *action.nvec, *spec.categories.values()]
-    box = math.prod(action.shape) if action.box else 0
-    if any(not isinstance(count, int) or count < 0 for count in (*counts, *action.shape)):
-        raise ValueError("a negative or non-integer number of choices")
-    if len(counts) > _MOST_ENTRIES or sum(counts) + box > _MOST_CHOICES:
-        raise ValueError(f"{sum(counts) + box} choices or numbers of an action")
-    bounds = (action.low, action.high)
-    if action.box and any(bound is not None and bound.shape != tuple(action.shape) for bound in bounds):
-        raise ValueError("action bounds of another shape than the action")
-
-
-def _words(bounds: Any) -> Any:
-    """Write infinity, which JSON lacks, as ``"inf"``, which NumPy reads."""
-    if isinstance(bounds, list):
-        return [_words(bound) for bound in bounds]
-    return bounds if math.isfinite(bounds) else str(bounds)
 
 
 def _version(name: str) -> str | None:

@@ -15,7 +15,7 @@ from apexrl.launch.actor_host import local_config
 from apexrl.links.redis.checked_values import GatewayAddress, decode, encode
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.signing import sign, trusted_modules
-from apexrl.run.folder import spec_to_json
+from apexrl.run.spec_json import spec_to_json
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies.host_cut import options_from_json
 from redis_server import RedisServer

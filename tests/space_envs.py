@@ -1,0 +1,159 @@
+"""Tiny environments whose observations are needed: texts, sequences, graphs, tuples, and dicts such as NetHack's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    GraphInstance,
+    MultiBinary,
+    MultiDiscrete,
+    Sequence,
+    Text,
+    Tuple,
+)
+
+WORDS = ("red", "green", "blue")
+STEPS = 8
+
+
+class Shows(gym.Env[Any, Any]):
+    """A secret of 0 … 2 is shown anew at each step; naming it is worth 1."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any] = Discrete(3)
+
+    def __init__(self) -> None:
+        self._secret, self._steps = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self._secret)
+        self._steps += 1
+        return self._draw(), reward, self._steps == STEPS, False, {}
+
+    def _draw(self) -> Any:
+        self._secret = int(self.np_random.integers(3))
+        return self.shown(self._secret)
+
+    def shown(self, secret: int) -> Any:
+        raise NotImplementedError
+
+
+class Told(Shows):
+    """A sentence names it."""
+
+    observation_space = Dict(mission=Text(32), noise=Box(-1.0, 1.0, (2,)))
+
+    def shown(self, secret: int) -> Any:
+        where = " ".join(["over there"] * int(self.np_random.integers(2)))
+        return {"mission": f"go to the {WORDS[secret]} ball {where}", "noise": self.np_random.uniform(-1, 1, 2)}
+
+
+class Bag(Shows):
+    """The kind of the heaviest element of a bag."""
+
+    observation_space = Sequence(Dict(kind=Discrete(3, start=1), weight=Box(0.0, 1.0, (1,))))
+
+    def shown(self, secret: int) -> Any:
+        count = int(self.np_random.integers(1, 5))
+        kinds, weights = self.np_random.integers(3, size=count), self.np_random.uniform(0.0, 0.5, count)
+        heaviest = int(self.np_random.integers(count))
+        kinds[heaviest], weights[heaviest] = secret, 1.0
+        return tuple({"kind": int(k) + 1, "weight": np.array([w])} for k, w in zip(kinds, weights, strict=True))
+
+
+class Linked(Shows):
+    """The kind of the node that node 0 has an edge to."""
+
+    observation_space = Graph(Box(0.0, 1.0, (4,)), Discrete(2))
+
+    def shown(self, secret: int) -> Any:
+        count = int(self.np_random.integers(2, 5))
+        kinds = self.np_random.integers(3, size=count)
+        to = int(self.np_random.integers(1, count))
+        kinds[to] = secret
+        nodes = np.zeros((count, 4), np.float32)
+        nodes[np.arange(count), kinds] = 1.0
+        nodes[0, 3] = 1.0
+        return GraphInstance(nodes, np.zeros(1, np.int64), np.array([[0, to]], np.int64))
+
+
+class Glyphs(Shows):
+    """A dict such as NetHack's: two of its entries together name it."""
+
+    observation_space = Dict(
+        glyphs=Box(0, 5976, (9, 12), np.int16),
+        blstats=Box(-(2**31), 2**31 - 1, (5,), np.int64),
+        message=Text(40),
+        inventory=Sequence(Text(16)),
+        colors=MultiDiscrete([[4, 4, 4]] * 3),
+        where=Tuple([Discrete(3), MultiBinary(2)]),
+    )
+
+    def shown(self, secret: int) -> Any:
+        glyphs = np.full((9, 12), 2359, np.int16)
+        glyphs[self.np_random.integers(9), self.np_random.integers(12)] = 300
+        first = int(self.np_random.integers(3))
+        return {
+            "glyphs": glyphs,
+            "blstats": np.arange(5),
+            "message": "" if first else "You see here a bag.",
+            "inventory": ("a dagger", "an uncursed bag")[: first % 3],
+            "colors": self.np_random.integers(4, size=(3, 3)),
+            "where": ((secret - first) % 3, np.zeros(2, np.int8)),
+        }
+
+
+class Long(Shows):
+    """Its sequence grows with every step."""
+
+    observation_space = Sequence(Discrete(3))
+
+    def shown(self, secret: int) -> Any:
+        return (secret,) * (self._steps + 1)
+
+
+class Pair(gym.Env[Any, Any]):
+    """Which of two levers, and how far: both must be what is shown. Actions are a dict of both."""
+
+    observation_space = Box(-1.0, 1.0, (2,))
+    action_space: gym.Space[Any] = Dict(lever=Discrete(2, start=1), how=Dict(far=Box(-1.0, 1.0, (1,), np.float64)))
+
+    def __init__(self, tuples: bool = False) -> None:
+        self._seen = np.zeros(2, np.float32)
+        self._steps = 0
+        if tuples:
+            self.action_space = Tuple([Box(-1.0, 1.0, (1,)), MultiDiscrete([2])])
+        self._tuples = tuples
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        lever, far = (
+            (int(action[1][0]), float(action[0][0]))
+            if self._tuples
+            else (int(action["lever"]) - 1, float(action["how"]["far"][0]))
+        )
+        right = lever == int(self._seen[0] > 0)
+        reward = (1.0 if right else -1.0) - abs(far - (self._seen[1] if right else -self._seen[1]))
+        self._steps += 1
+        return self._draw(), float(reward), self._steps == STEPS, False, {}
+
+    def _draw(self) -> Any:
+        self._seen = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        return self._seen
