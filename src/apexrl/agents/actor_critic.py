@@ -103,6 +103,8 @@ class ActorCritic:
         self._config = config
         self._device = torch.device(device)
         self._rng = acting_generator(seed)
+        if spec.action.hybrid:
+            raise AgentError(f"{config.agent} does not take {spec.action.words} yet")
         self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
         self._policy: Distribution
         self._masks = action_masks(spec)
