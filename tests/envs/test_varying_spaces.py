@@ -79,7 +79,7 @@ def test_a_spec_goes_through_json(env: type[Shows]) -> None:
 )
 def test_a_false_spec_is_refused(change: dict[str, Any]) -> None:
     values = spec_to_json(env_spec(Bag.observation_space, Discrete(3)))
-    with pytest.raises(ValueError, match="is said to be|ragged needs"):
+    with pytest.raises(ValueError, match=r"is said to be|ragged needs"):
         spec_from_json({**values, **change})
 
 

@@ -24,6 +24,8 @@ NEW_SETTINGS: Final = frozenset(
         "mask_in_info",
         "show_agent",
         "show_state",
+        "max_sequence_length",
+        "cut_long_sequences",
         "updates",
         "dataset",
         "dataset_share",

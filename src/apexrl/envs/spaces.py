@@ -153,8 +153,8 @@ def _check_mask(leaves: tuple[Leaf, ...], action: ActionSpec) -> None:
         if action.box or action.hybrid:
             kind = "a box" if action.box else action.words
             raise SpecError(
-                f"the observation has the key action_mask, and actions are {kind}: masks are for discrete actions; give "
-                "the key another name"
+                f"the observation has the key action_mask, and actions are {kind}: masks are for discrete actions; "
+                "give the key another name"
             )
         if leaf.field.shape != (size := mask_shape(action)):
             raise SpecError(
