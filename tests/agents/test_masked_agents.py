@@ -83,7 +83,8 @@ def test_no_agent_takes_an_action_that_is_not_possible(
         actions, _, state = agent.act(seen, state, exploration, greedy=turn % 2 == 1)
         assert permitted(spec, newest(spec, seen[ACTION_MASK]), np.asarray(actions)).all()
         taken |= {tuple(np.atleast_1d(one)) for one in actions}
-    assert (np.abs(agent.expected_returns(seen)) < 1e6).all()
+    if hasattr(agent, "expected_returns"):
+        assert (np.abs(agent.expected_returns(seen)) < 1e6).all()
     assert taken == set(product(*map(range, spec.action.choices)))  # and each was possible sometimes
 
 

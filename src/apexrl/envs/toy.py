@@ -217,16 +217,19 @@ class Doors(gym.Env[Any, Any]):
         rows: with more than one, actions are MultiDiscrete.
         told: where masks are: the ``method`` action_masks(), ``info``, the ``key`` action_mask of a Dict observation,
             or ``nowhere``.
+        strict: a closed door raises ValueError.
     """
 
     ROUNDS = 8
 
-    def __init__(self, doors: int = 10, opened: int = 3, rows: int = 1, told: str = "method") -> None:
+    def __init__(
+        self, doors: int = 10, opened: int = 3, rows: int = 1, told: str = "method", strict: bool = False
+    ) -> None:
         signs = gym.spaces.Box(-1.0, 1.0, (rows,), np.float32)
         mask = gym.spaces.MultiBinary(rows * doors)
         self.observation_space: Any = gym.spaces.Dict(signs=signs, action_mask=mask) if told == "key" else signs
         self.action_space: Any = gym.spaces.MultiDiscrete([doors] * rows) if rows > 1 else gym.spaces.Discrete(doors)
-        self._doors, self._opened, self._rows, self._told = doors, opened, rows, told
+        self._doors, self._opened, self._rows, self._told, self._strict = doors, opened, rows, told, strict
         self._round = self._invalid = 0
         self._open = np.zeros((rows, doors), np.bool_)
         self._signs = np.ones(rows, np.float32)
@@ -243,6 +246,8 @@ class Doors(gym.Env[Any, Any]):
         for row, door in enumerate(np.atleast_1d(action).tolist()):
             opened = np.flatnonzero(self._open[row])
             self._invalid += not self._open[row, door]
+            if self._strict and self._invalid:
+                raise ValueError(f"door {door} of row {row} is closed; open are {opened.tolist()}")
             right = opened[0] if self._signs[row] < 0 else opened[-1]
             reward += float(door == right) if self._open[row, door] else -1.0
         self._round += 1
