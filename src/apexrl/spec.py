@@ -24,6 +24,9 @@ side, [sum of nvec]. Agents read it; networks and normalisation do not."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
 
+ACHIEVED_GOAL, DESIRED_GOAL = "observation/achieved_goal", "observation/desired_goal"
+"""What a goal environment shows besides (gymnasium-robotics' ``GoalEnv``)."""
+
 
 @dataclass(frozen=True)
 class Field:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from apexrl.config import agent_settings as families
-from apexrl.config.schema import DatasetSettings, ReplaySettings
+from apexrl.config.schema import DatasetSettings, HindsightSettings, ReplaySettings
 
 
 class AgentInfo(NamedTuple):
@@ -41,7 +41,7 @@ ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
 KEPT = (*STEP_SIZE, ReplaySettings, DatasetSettings, "beta_end", "n_step", "random_start")
 REMEMBERS = (families.MemorySettings, families.SequenceSettings)  # of agents with a replay
-SOFT = (*KEPT, families.CriticSettings, families.SoftSettings)
+SOFT = (*KEPT, HindsightSettings, families.CriticSettings, families.SoftSettings)
 
 # What SAC and discrete SAC stand for alike.
 POLYAK: dict[str, Any] = {"polyak": 0.005}  # SB3's and CleanRL's

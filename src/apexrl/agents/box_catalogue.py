@@ -7,12 +7,13 @@ from typing import Any
 
 from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
-from apexrl.config.schema import ActionNoiseSettings
+from apexrl.config.schema import ActionNoiseSettings, HindsightSettings
 
 _SOFT = (*SOFT, families.ActingNoiseSettings)
 _DETERMINISTIC = (
     *KEPT,
     *REMEMBERS,
+    HindsightSettings,
     families.CriticSettings,
     families.TargetSettings,
     ActionNoiseSettings,

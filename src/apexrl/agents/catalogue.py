@@ -8,13 +8,14 @@ from typing import Any
 from apexrl.agents.agent_info import ANY, DISCRETE, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, STEP_SIZE, AgentInfo
 from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
-from apexrl.config.schema import EpsilonSettings
+from apexrl.config.schema import EpsilonSettings, HindsightSettings
 
 _EPSILON = (EpsilonSettings, "exploration_steps")
 _VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
 _DQN = (
     *_VALUES,
     *REMEMBERS,
+    HindsightSettings,
     families.ResetSettings,
     families.NoisySettings,
     families.MunchausenSettings,

@@ -21,7 +21,7 @@ from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError
 from apexrl.protocols import NORMALIZER
-from apexrl.spec import EnvSpec
+from apexrl.spec import ACHIEVED_GOAL, DESIRED_GOAL, EnvSpec
 
 GROUP = NORMALIZER
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
@@ -138,6 +138,14 @@ class Normalizer:
             if field.dtype not in ("uint8", "bool")
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
         }
+        # What was achieved and what is desired are compared: one scale for both.
+        self._goals = (
+            config.normalize_observations
+            and DESIRED_GOAL in shapes
+            and shapes[DESIRED_GOAL] == shapes.get(ACHIEVED_GOAL)
+        )
+        if self._goals:
+            del shapes[ACHIEVED_GOAL]
         moments = Moments(shapes if config.normalize_observations else {}, config.normalize_returns, targets)
         self._moments = moments.to(device)
         used = next(moments.parameters(), None) is not None
@@ -158,10 +166,13 @@ class Normalizer:
         means, limit = self._moments.means, self._limit
         if not means:
             return observation
-        return {
+        scaled = {
             name: self._moments.scaled(name, value, limit) if name in means else value
             for name, value in observation.items()
         }
+        if self._goals:
+            scaled[ACHIEVED_GOAL] = self._moments.scaled(DESIRED_GOAL, observation[ACHIEVED_GOAL], limit)
+        return scaled
 
     def reward(self, reward: Tensor) -> Tensor:
         """In the units in which returns are learned, like ``reward``, on whatever device that is: servers on a GPU
@@ -302,14 +313,17 @@ class Normalizer:
             into["rewards"].copy_(torch.stack((*rewards, discount.mean(), discount.square().mean())))
 
     def _seen(self, batch: Transitions | Sequences | Unrolls) -> Seen:
-        """Steps that were taken, newest frames only."""
+        """Steps that were taken, newest frames only; goals of both kinds together."""
+        names = [*self._moments.means, *([ACHIEVED_GOAL] if self._goals else [])]
         if isinstance(batch, Transitions):
-            newest = {name: batch.observation[name] for name in self._moments.means}
+            newest = {name: batch.observation[name] for name in names}
             reward, discount = batch.reward, batch.discount
         else:
             taken = batch.mask.t()  # [B, T]
-            newest = {name: batch.observation[name][:, : taken.shape[1]][taken] for name in self._moments.means}
+            newest = {name: batch.observation[name][:, : taken.shape[1]][taken] for name in names}
             reward, discount = batch.reward[batch.mask], batch.discount[batch.mask]
         if self._stacked:
             newest = {name: value[:, -1] for name, value in newest.items()}
+        if self._goals:
+            newest[DESIRED_GOAL] = torch.cat((newest[DESIRED_GOAL], newest.pop(ACHIEVED_GOAL)))
         return Seen(newest, reward, discount)

@@ -110,7 +110,18 @@ class DatasetSettings:
 
 
 @dataclass(frozen=True)
-class ReplayConfig(DatasetSettings, ReplaySettings):
+class HindsightSettings:
+    """Hindsight experience replay (Andrychowicz et al. 2017), for environments with goals."""
+
+    hindsight: Literal["none", "future", "final", "episode"] = "none"
+    """Learns from steps as if what their episode achieved had been desired: at a later step, at its last, or at any.
+    For environments that show achieved_goal and desired_goal and have compute_reward (gymnasium-robotics)."""
+    hindsight_share: Annotated[float, Range(0, 1), Needs("hindsight", ("future", "final", "episode"))] = 0.8
+    """Share of a batch that has such goals; 0.8: four for one that was desired (the paper's k = 4)."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig(HindsightSettings, DatasetSettings, ReplaySettings):
     """The replay."""
 
     check_memory: bool = True

@@ -214,6 +214,7 @@ def _extra(name: str) -> str:
     entry = f"{name} {spec.entry_point if spec else ''}"
     for word, command in {
         "box2d": "pip install 'apexrl[box2d]'",
+        "robotics": "pip install 'apexrl[robotics]'",
         "mujoco": "pip install 'apexrl[mujoco]'",
         "ale_py": "pip install 'apexrl[atari]'",
         "cv2": "pip install 'apexrl[atari]'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from apexrl import errors
@@ -49,6 +50,7 @@ def probe(config: Config) -> Probe:
         spec = env.spec
         check_size(config, spec)
         check_actions(config.evaluator, spec.action)
+        check_goals(config)
         agent = made(config, spec)
         nbytes = weights_nbytes(config.agent.agent, agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
@@ -61,6 +63,20 @@ def probe(config: Config) -> Probe:
         return Probe(spec, recorded(agent), nbytes, item, offers, sizes(agent), places(agent))
     finally:
         env.close()
+
+
+def check_goals(config: Config) -> None:
+    """Refuse goals in hindsight for an environment whose rewards cannot be made again.
+
+    Raises:
+        EnvError: what it lacks.
+    """
+    if config.replay.hindsight == "none":
+        return
+    from apexrl.envs.goal_rewards import GoalRewards
+
+    with closing(GoalRewards(config.env)) as rewards:
+        rewards.check(config.seed)
 
 
 def check_size(config: Config, spec: EnvSpec) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from apexrl import _native
 from apexrl.errors import ConfigError
-from apexrl.spec import Array, Field, with_lengths
+from apexrl.spec import ACHIEVED_GOAL, Array, Field, with_lengths
 
 Strategy = Literal["none", "future", "final", "episode"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "future", "final", "episode")
@@ -17,7 +17,7 @@ RELABELLED, GOAL, ACHIEVED, STEPS = (f"hindsight/{name}" for name in ("relabelle
 GOALS = (RELABELLED, GOAL, ACHIEVED, STEPS)
 """What a batch has besides, where goals are drawn."""
 
-OPTIONS: dict[str, Any] = {"hindsight": "none", "hindsight_share": 0.8, "hindsight_field": "observation/achieved_goal"}
+OPTIONS: dict[str, Any] = {"hindsight": "none", "hindsight_share": 0.8, "hindsight_field": ACHIEVED_GOAL}
 """Options of a replay, and their defaults."""
 
 

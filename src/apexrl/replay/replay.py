@@ -24,7 +24,7 @@ from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import LocalSource
 from apexrl.replay.snapshot import load, save
 from apexrl.replay.writer import PriorityFn, Writer
-from apexrl.spec import Field
+from apexrl.spec import ACHIEVED_GOAL, Field
 
 _OK = WriteStatus.ok  # a global, for the fast path
 
@@ -113,7 +113,7 @@ class Replay:
         remover_alpha: float = -0.4,
         hindsight: Strategy = "none",
         hindsight_share: float = 0.8,
-        hindsight_field: str = "observation/achieved_goal",
+        hindsight_field: str = ACHIEVED_GOAL,
         trim_every: int = 1,
         seed: int = 0,
         writers: int = 8,

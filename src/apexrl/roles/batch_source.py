@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import WaitTimeout
 from apexrl.protocols import Agent, Context
+from apexrl.roles.goal_relabelling import GoalRelabelling
 from apexrl.roles.policy_lag import AgeLimit
 from apexrl.roles.thread_heartbeat import ThreadHeartbeat
 
@@ -55,6 +56,7 @@ class DirectBatches:
         several: batches wait for the learner beside the one that it is at. Of a queue, all of them count as lost if
             this process dies before ``done``; else, the last one alone does.
         horizon: says ``n_step`` and ``gamma`` of the next batch; nothing: they are the replay's.
+        goals: puts the goals that the replay has drawn into a batch; None: it draws none.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DirectBatches:
         ages: AgeLimit | None = None,
         several: bool = False,
         horizon: Callable[[], Mapping[str, Any]] = dict,
+        goals: GoalRelabelling | None = None,
     ) -> None:
         self._replay = replay
         self._horizon = horizon
@@ -78,16 +81,20 @@ class DirectBatches:
         self._beta = beta
         self._patience = patience
         self._ages = ages
+        self._goals = goals
 
     def next(self, wait: bool = True) -> Ready | None:
         """A batch, or None while the replay holds too little or its limiter says wait."""
         timeout = self._patience if wait else 0.0
         try:
+            horizon = self._horizon()
             batch = self._replay.sample(
-                self._batch_size, beta=self._beta(), timeout=timeout, **self._sampling, **self._horizon()
+                self._batch_size, beta=self._beta(), timeout=timeout, **self._sampling, **horizon
             )
         except WaitTimeout:
             return None
+        if self._goals is not None:
+            self._goals(batch, **horizon)
         fresh = None if self._ages is None else self._ages(batch)
         return Ready(batch, self._prepare(batch), fresh)
 

@@ -14,6 +14,7 @@ from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
+from apexrl.roles.goal_relabelling import goal_relabelling
 from apexrl.roles.learner import nonfinite_message, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
@@ -82,7 +83,13 @@ class GradientLearner:
         source = replay if batches is None else batches.learner(context.index)
         assert source is not None  # one of the two is wired
         self._batches = DirectBatches(
-            source, self._agent, settings.batch_size, Beta(context, config), context.patience, self._ages
+            source,
+            self._agent,
+            settings.batch_size,
+            Beta(context, config),
+            context.patience,
+            self._ages,
+            goals=goal_relabelling(config),
         )
         self._unsent = UnsentPriorities(context, replay)
         self._outliers = Outliers(config.wiring.outlier_deviations)

@@ -11,6 +11,7 @@ from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, Weigh
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
+from apexrl.roles.goal_relabelling import goal_relabelling
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.schedules import Anneal, Beta, HorizonOf
@@ -108,6 +109,7 @@ class Learner:
             self._ages,
             threaded,
             draws,
+            goal_relabelling(config),
         )
         self._batches = (
             PrefetchedBatches(direct, ahead, context.patience, config.stall_timeout, device) if threaded else direct

@@ -8,7 +8,7 @@ from apexrl.config import Config
 from apexrl.datasets.filling import filled_replay
 from apexrl.roles.actor import VERSION, step_fields
 from apexrl.topologies.program import MixedLink, Probe, Program, ReplayLink
-from apexrl.topologies.replay_links import window
+from apexrl.topologies.replay_links import hindsight, window
 
 
 def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> ReplayLink:
@@ -21,6 +21,7 @@ def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> R
     replay = config.replay
     options: dict[str, Any] = {
         **window(probe.item, config.agent),
+        **hindsight(config, probe),
         "fields": step_fields(probe.spec, probe.step_spec),
         "stack": config.env.stack,
         "gamma": config.agent.gamma,

@@ -50,7 +50,30 @@ def prioritized(config: Config, probe: Probe, together: int = 1) -> dict[str, An
         "min_size": replay.min_size,
         "samples_per_insert": samples_per_insert(config, probe.item, together),
         "insert_band": replay.insert_band,
+        **hindsight(config, probe),
     }
+
+
+def hindsight(config: Config, probe: Probe) -> dict[str, Any]:
+    """How goals are drawn in hindsight.
+
+    Raises:
+        ConfigError: the agent learns from no transitions, or the replay would keep no episodes.
+    """
+    replay = config.replay
+    if replay.hindsight == "none":
+        return {}
+    if probe.item.kind != "transition":
+        raise ConfigError(
+            f"--hindsight {replay.hindsight} makes rewards of transitions again, and agent {config.agent.agent} learns "
+            f"from {probe.item.kind}s: set --hindsight none"
+        )
+    if replay.remover != "fifo":
+        raise ConfigError(
+            f"--hindsight {replay.hindsight} draws goals from whole episodes, of which --remover {replay.remover} "
+            "keeps single steps: set --remover fifo"
+        )
+    return {"hindsight": replay.hindsight, "hindsight_share": replay.hindsight_share}
 
 
 def samples_per_insert(config: Config, item: Item, together: int = 1) -> float:
