@@ -114,7 +114,7 @@ def test_a_killed_learner_goes_on_with_the_same_replay(tmp_path: Path, dataset: 
 def test_a_run_goes_on_with_actors_where_the_dataset_ends(tmp_path: Path, dataset: str) -> None:
     launch(config_for(tmp_path, dataset, updates=100, serial=True))
     online = {"topology": "apex", "actors": 1, "envs_per_actor": 2, "min_size": 50, "updates_per_step": 0.5}
-    again = apexrl.resume(tmp_path / "run", show=False, updates=0, env_steps=300, **online)
+    again = apexrl.resume(tmp_path / "run", show=False, updates=0, env_steps=300, trust=("apexrl.envs.toy",), **online)
     assert again.summary["env_steps"] >= 300
     assert again.summary["updates"] > 150  # those of the dataset among them
     assert again.summary["best_eval_return"] is not None

@@ -41,6 +41,8 @@ OTHER_MODULES = {
     "trackio": "trackio",
     "mlflow": "mlflow",
     "huggingface_hub": "hub",
+    "minari": "minari",
+    "h5py": "minari",
 }
 """Import names of other extras -> their names."""
 
@@ -327,6 +329,20 @@ def _replay(words: list[str]) -> int:
     return replay_report.show(wanted.run, wanted.items, wanted.drawn, wanted.json, wanted.pictures, console)
 
 
+def _dataset(words: list[str]) -> int:
+    """record a run's episodes as a Minari dataset, export its replay as one, or show one"""
+    from apexrl.cli.datasets import dataset
+
+    return dataset(words)
+
+
+def _ope(words: list[str]) -> int:
+    """estimate from a dataset what a run's agent would return"""
+    from apexrl.cli.datasets import ope
+
+    return ope(words)
+
+
 def _compare(words: list[str]) -> int:
     """compare topologies or agents: a table and pictures"""
     from apexrl.cli import train_flags
@@ -395,6 +411,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "publish": _publish,
     "doctor": _doctor,
     "replay": _replay,
+    "dataset": _dataset,
+    "ope": _ope,
     "dashboard": in_browser.dashboard,
     "watch": in_browser.watch,
     "report": in_browser.report,

@@ -67,7 +67,7 @@ class Dataset:
         Raises:
             DatasetError: with what both have.
         """
-        own, other = _shown(self.spec), _shown(spec)
+        own, other = described(self.spec), described(spec)
         if own != other:
             of = f" of {self.env}" if self.env else ""
             raise DatasetError(
@@ -239,7 +239,7 @@ def _minari() -> _Minari:
     return _Minari(MinariStorage, EpisodeBuffer, str(minari.__version__))
 
 
-def _shown(spec: EnvSpec) -> str:
+def described(spec: EnvSpec) -> str:
     """What an environment shows and takes, in words; equal for two exactly if experience of one fits the other."""
     seen = ", ".join(
         f"{name} {field.dtype} {list(field.shape)}"

@@ -1,0 +1,1 @@
+"""What a dataset says of an agent that did not make it."""

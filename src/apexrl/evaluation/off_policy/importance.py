@@ -1,0 +1,97 @@
+"""Importance sampling: the recorded returns, weighted by how much likelier the evaluated policy made their actions.
+
+Precup, Sutton & Singh 2000, Eligibility Traces for Off-Policy Policy Evaluation, ICML; Thomas & Brunskill 2016,
+arXiv 1604.00923. Episodes are as long as they were recorded: of one that was cut, nothing beyond its end counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+RESAMPLES: Final = 1000
+LEVEL: Final = 0.95
+
+
+class Weighted(NamedTuple):
+    """Of E episodes, padded to T steps."""
+
+    reward: Floats  # [E, T], γ^t·r; 0 behind the end
+    ratio: Floats  # [E, T], Π π(a|s)/b(a|s) up to and with step t; that of the last step behind the end
+
+
+class Estimate(NamedTuple):
+    """A policy's expected discounted return, with an interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def weighted(rewards: Sequence[Floats], log_ratios: Sequence[Floats], gamma: float) -> Weighted:
+    """Of every episode, rewards [T] and log π(a|s) − log b(a|s) [T]."""
+    longest = max(map(len, rewards))
+    reward, log_ratio = np.zeros((2, len(rewards), longest))
+    for row, (paid, likelier) in enumerate(zip(rewards, log_ratios, strict=True)):
+        reward[row, : len(paid)] = paid * gamma ** np.arange(len(paid))
+        log_ratio[row, : len(paid)] = likelier
+    return Weighted(reward, np.exp(log_ratio.cumsum(axis=1)))
+
+
+def ordinary(of: Weighted) -> float:
+    """mean_i ρ_i·G_i, with the ratio of the whole episode; unbiased."""
+    return float((of.ratio[:, -1] * of.reward.sum(axis=1)).mean())
+
+
+def ordinary_weighted(of: Weighted) -> float:
+    """Σ_i ρ_i·G_i / Σ_i ρ_i: biased, of less variance."""
+    return _share(of.ratio[:, -1] * of.reward.sum(axis=1), of.ratio[:, -1])
+
+
+def per_decision(of: Weighted) -> float:
+    """mean_i Σ_t γ^t·ρ_it·r_it: a reward is weighted by the actions before it alone; unbiased."""
+    return float((of.ratio * of.reward).sum(axis=1).mean())
+
+
+def per_decision_weighted(of: Weighted) -> float:
+    """Σ_t Σ_i γ^t·ρ_it·r_it / Σ_i ρ_it, as RLlib's weighted estimator: biased, of less variance."""
+    totals = of.ratio.sum(axis=0)
+    return float((np.divide(of.ratio, totals, out=np.zeros_like(of.ratio), where=totals > 0) * of.reward).sum())
+
+
+METHODS: Final[dict[str, Callable[[Weighted], float]]] = {
+    "is": ordinary,
+    "wis": ordinary_weighted,
+    "pdis": per_decision,
+    "wpdis": per_decision_weighted,
+}
+
+
+def estimate(method: str, of: Weighted, seed: int = 0) -> Estimate:
+    """By one of ``METHODS``; the interval is that of 95 % of bootstrap samples of episodes."""
+    rng, episodes, found = np.random.default_rng(seed), len(of.reward), METHODS[method]
+    draws = (rng.integers(episodes, size=episodes) for _ in range(RESAMPLES))
+    samples = [found(Weighted(of.reward[rows], of.ratio[rows])) for rows in draws]
+    return Estimate(found(of), *interval(np.array(samples)))
+
+
+def interval(samples: Floats) -> tuple[float, float]:
+    """Between which 95 % of the samples lie."""
+    low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
+    return float(low), float(high)
+
+
+def effective_episodes(of: Weighted) -> float:
+    """(Σρ)² / Σρ²: as many equally weighted episodes would say as much (Kong 1992)."""
+    ratio = of.ratio[:, -1]
+    return float(ratio.sum() ** 2 / np.square(ratio).sum()) if ratio.any() else 0.0
+
+
+def _share(values: Floats, weights: Floats) -> float:
+    total = float(weights.sum())
+    return float(values.sum()) / total if total > 0 else 0.0
