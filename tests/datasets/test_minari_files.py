@@ -56,14 +56,14 @@ def test_a_dataset_of_minari_is_found_by_its_id(tmp_path: Path, monkeypatch: pyt
 def test_nested_observations_images_and_choices_that_begin_elsewhere(tmp_path: Path) -> None:
     space = gym.spaces.Dict(
         eye=gym.spaces.Box(0, 255, (4, 4, 3), np.uint8),
-        body=gym.spaces.Dict(at=gym.spaces.Box(-1.0, 1.0, (2,), np.float64), room=gym.spaces.Discrete(3, start=5)),
+        body=gym.spaces.Tuple((gym.spaces.Box(-1.0, 1.0, (2,), np.float64), gym.spaces.Discrete(3, start=5))),
     )
     actions, rng = gym.spaces.Discrete(4, start=-2), np.random.default_rng(0)
     episode = Episode(
         {
             "observation/eye": rng.integers(0, 256, (4, 4, 4, 3)).astype(np.uint8),
-            "observation/body/at": rng.random((4, 2), np.float32),
-            "observation/body/room": np.array([0, 1, 2, 0]),
+            "observation/body/0": rng.random((4, 2), np.float32),
+            "observation/body/1": np.array([0, 1, 2, 0]),
         },
         np.array([0, 3, 1]),
         rng.random(3, np.float32),
@@ -78,6 +78,11 @@ def test_nested_observations_images_and_choices_that_begin_elsewhere(tmp_path: P
         DatasetError, match=r"does not fit the environment: it has .*actions 4, and the environment .*2"
     ):
         Dataset(str(tmp_path / "d")).check_fits(env_spec(space, gym.spaces.Discrete(2)))
+
+
+def test_what_varies_in_length_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="observation varies in length"):
+        write(tmp_path / "d", "a/b-v0", [], gym.spaces.Text(5), gym.spaces.Discrete(2))
 
 
 def test_an_episode_that_stops_in_the_middle_is_truncated() -> None:

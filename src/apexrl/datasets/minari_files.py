@@ -46,6 +46,7 @@ class Dataset:
             raise DatasetError(f"dataset {where} cannot be read: {error or type(error).__name__}") from error
         self._leaves = observation_leaves(self._storage.observation_space)
         self.spec: EnvSpec = env_spec(self._storage.observation_space, self._storage.action_space)
+        _check_kinds(self._leaves, self.spec, f"dataset {where}")
         self.episodes = int(about.get("total_episodes", 0))
         self.steps = int(about.get("total_steps", 0))
         self.metadata: Mapping[str, Any] = about
@@ -160,6 +161,7 @@ def write(
         raise DatasetError(f"{folder} is there already: say another folder, or remove it")
     minari = _minari()
     leaves, spec = observation_leaves(observation_space), env_spec(observation_space, action_space)
+    _check_kinds(leaves, spec, f"dataset {folder}")
     half = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
         half.mkdir(parents=True)
@@ -188,26 +190,33 @@ def _buffer(
     minari: _Minari, episode: Episode, leaves: Sequence[Leaf], observation_space: Any, action_space: Any, spec: EnvSpec
 ) -> Any:
     """An episode as Minari takes it: observations nested as the space is, everything in the spaces' own types."""
-    nested: Any = {}
-    for leaf in leaves:
-        space, inner = observation_space, nested
-        for key in leaf.path:
-            space = space[key]
-        values = (episode.observation[leaf.name] + leaf.start).astype(space.dtype, copy=False)
-        if not leaf.path:
-            nested = values
-            break
-        for key in leaf.path[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[leaf.path[-1]] = values
+    by_path = {leaf.path: episode.observation[leaf.name] + leaf.start if leaf.start else episode.observation[leaf.name]
+               for leaf in leaves}  # fmt: skip
+
+    def nested(space: Any, path: tuple[str | int, ...] = ()) -> Any:
+        inner = getattr(space, "spaces", None)
+        if isinstance(inner, Mapping):
+            return {key: nested(one, (*path, key)) for key, one in inner.items()}
+        if inner is not None:
+            return tuple(nested(one, (*path, place)) for place, one in enumerate(inner))
+        return by_path[path].astype(space.dtype, copy=False)
+
     return minari.buffer(
-        observations=nested,
+        observations=nested(observation_space),
         actions=spec.action.as_counted(episode.action).astype(action_space.dtype, copy=False),
         rewards=episode.reward,
         terminations=episode.terminated,
         truncations=episode.truncated,
         infos=None if episode.log_prob is None else {LOG_PROB: episode.log_prob},
     )
+
+
+def _check_kinds(leaves: Sequence[Leaf], spec: EnvSpec, what: str) -> None:
+    """Raises DatasetError: a value of variable length, or an action of several kinds."""
+    if padded := [leaf.name for leaf in leaves if leaf.padded]:
+        raise DatasetError(f"{what}: {padded[0]} varies in length (a text, sequence or graph), which is not supported")
+    if spec.action.hybrid:
+        raise DatasetError(f"{what}: its actions are {spec.action.words}, which is not supported: use one kind")
 
 
 def _metadata(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""A run's agent records a dataset, which is shown, estimated from and learned from; and its replay is exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corridor_data import CORRIDOR, corridor_episodes, write_corridor
+
+from apexrl.agents import with_agent
+from apexrl.cli.main import main
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.datasets.filling import filled_replay
+from apexrl.datasets.minari_files import Dataset
+from apexrl.evaluation.recording import pieces
+from apexrl.launch import launch
+from apexrl.replay import Replay
+from apexrl.run.folder import RunFolder
+from apexrl.spec import Field
+
+pytest.importorskip("minari")
+
+TRUST = ("--trust", "apexrl.envs.toy")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("runs")
+    small: dict[str, Any] = {
+        "env": CORRIDOR,
+        "hidden": (8,),
+        "batch_size": 16,
+        "actors": 1,
+        "envs_per_actor": 2,
+        "n_step": 1,
+        "capacity": 1000,
+        "min_size": 50,
+        "env_steps": 300,
+        "serial": True,
+        "save_replay": True,
+        "eval_episodes": 2,
+        "eval_envs": 2,
+        "epsilon": 1.0,
+        "gamma": 0.9,
+    }
+    launch(override(with_agent(Config(out=str(out), name="run"), "dqn"), small))
+    return out / "run"
+
+
+def test_a_run_records_and_the_dataset_tells_of_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "recorded"
+    words = ["dataset", "record", str(run), "--to", str(to), "--episodes", "7", "--epsilon", "0.5", *TRUST]
+    assert main(words) == 0
+    assert f"{to}: 7 episodes" in capsys.readouterr().out
+    found = Dataset(str(to))
+    assert (found.episodes, found.env, found.metadata["dataset_id"]) == (7, "Corridor-v0", "corridor/dqn-v0")
+    assert found.metadata["algorithm_name"] == "dqn"
+    for one in found:
+        seen, way = one.observation["observation"], np.where(one.action == 1, 1, -1)
+        np.testing.assert_array_equal(seen[1:-1], (seen[:-1] + way)[:-1])  # the corridor's own steps
+        assert one.log_prob is not None
+        assert set(np.round(np.exp(one.log_prob), 6)) <= {0.25, 0.75}
+    assert main(["dataset", "show", str(to)]) == 0
+    shown = capsys.readouterr().out
+    assert "7 episodes" in shown
+    assert "probabilities of actions: all" in shown
+    assert main(["ope", str(run), "--dataset", str(to), "--updates", "5", "--json", *TRUST]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"fqe", "wis", "wpdis"} <= told.keys()
+    assert told["gamma"] == 0.9
+    assert told["dataset"]["low"] <= told["dataset"]["value"] <= told["dataset"]["high"]
+
+
+def test_what_cannot_be_recorded_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dataset"]) == 2
+    assert main(["dataset", "record", str(run), "--to", str(tmp_path), *TRUST]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["dataset", "record", str(run), "--to", str(tmp_path / "a"), "--episodes", "0", *TRUST]) == 2
+    assert main(["ope", str(run), "--dataset", str(tmp_path / "none"), *TRUST]) == 2
+    assert "there is no dataset at" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_saved_replay_is_a_dataset(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to = tmp_path / "exported"
+    assert main(["dataset", "export", str(run), "--to", str(to), *TRUST]) == 0
+    with Replay.load(RunFolder.open(run).replay_path) as replay:
+        assert Dataset(str(to)).steps == len(replay)
+    for one in Dataset(str(to)):
+        seen = one.observation["observation"]
+        way = np.where(one.action == 1, 1, -1)
+        np.testing.assert_array_equal(seen[1:-1], (seen[:-1] + way)[:-1])
+        assert (one.reward[:-1] == 0).all()  # only an exit pays, and it ends an episode
+        assert bool(one.terminated[-1]) == (one.reward[-1] > 0)
+
+
+def test_pieces_of_a_replay_are_what_was_filled_into_it(tmp_path: Path) -> None:
+    episodes = corridor_episodes(20, limit=6)
+    where = str(write_corridor(tmp_path / "d", episodes))
+    fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
+    options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
+    with filled_replay(where, Dataset(where).spec, "version", 0.0, **options) as replay:
+        found = list(pieces(replay))
+    assert sum(one.steps for one in found) == sum(one.steps for one in episodes)
+    for what in ("action", "reward", "terminated"):
+        np.testing.assert_array_equal(
+            np.concatenate([getattr(one, what) for one in found]),
+            np.concatenate([getattr(one, what) for one in episodes]),
+        )
