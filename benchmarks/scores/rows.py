@@ -11,6 +11,11 @@ PONG = ("--atari", "--stack", "4", "--reward-clip", "1", "--stop-at-return", "19
         "--eval-period-seconds", "120")  # fmt: skip
 SHALLOW = ("--encoder", "shallow", "--image-units", "256")  # a third of the work of DQN's network
 
+# As rl-zoo's TQC has them, so far as there is a flag for it.
+FETCH = ("--hindsight", "future", "--gamma", "0.95", "--learning-rate", "0.001", "--min-size", "1000",
+         "--normalize-observations", "--eval-episodes", "50")  # fmt: skip
+FETCH_PUSH = (*FETCH, "--batch-size", "2048", "--polyak", "0.05", "--hidden", "512", "512", "512")
+
 
 @dataclass(frozen=True)
 class Published:
@@ -38,7 +43,7 @@ class Row:
     @property
     def name(self) -> str:
         """Names its records."""
-        return "-".join((self.env.replace("/", "-"), self.agent, self.topology)).lower()
+        return "-".join((self.env.replace("/", "-").replace(":", "-"), self.agent, self.topology)).lower()
 
 
 def _mujoco(env: str, curves: dict[str, tuple[float, float]], steps: int = 300_000) -> list[Row]:
@@ -115,5 +120,20 @@ ROWS = [
         "apex",
         500_000,
         published=(Published("rl-zoo SAC", ((500_000, 297.7),), ZOO),),
+    ),
+    *(
+        Row(
+            f"gymnasium_robotics:{task}-v4",
+            agent,
+            "apex",
+            steps,
+            flags,
+            published=(Published("rl-zoo TQC, v1", ((steps, figure),), ZOO),),
+        )
+        for task, steps, flags, figure in (
+            ("FetchReach", 20_000, (*FETCH, "--hidden", "64", "64"), -1.659),
+            ("FetchPush", 1_000_000, FETCH_PUSH, -8.799),
+        )
+        for agent in ("tqc", "sac")
     ),
 ]
