@@ -139,6 +139,7 @@ void bind_replay(nb::module_& m) {
       .def_ro("sampled", &Snapshot::sampled)
       .def_ro("evicted", &Snapshot::evicted)
       .def_ro("deleted", &Snapshot::deleted)
+      .def_prop_ro("continues", &Snapshot::continues)
       .def_ro("batches", &Snapshot::batches)
       .def_prop_ro("rng", [](const Snapshot& s) {
         std::vector<uint64_t> words(s.rng.first.state.begin(), s.rng.first.state.end());
@@ -332,13 +333,13 @@ void bind_replay(nb::module_& m) {
         d["growth_refused"] = h.growth_refused.load();
         return d;
       })
-      .def("snapshot", [](PyReplay& r) -> std::optional<Snapshot> {  // none: not the owner
+      .def("snapshot", [](PyReplay& r, const Snapshot* since) -> std::optional<Snapshot> {  // none: not the owner
         const auto owner = r.replay->owner();
         Snapshot all;
         nb::gil_scoped_release release;
-        if (owner == nullptr || !owner->snapshot(all)) return std::nullopt;
+        if (owner == nullptr || !owner->snapshot(all, since)) return std::nullopt;
         return all;
-      })
+      }, nb::arg("since").none() = nb::none())
       .def("snapshot_block", [](PyReplay& r, Snapshot& all, nb::handle out) {  // -> entries and their bytes; -1: not the owner
         Buffer buffer;
         if (!buffer.get(out.ptr(), PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) throw std::invalid_argument("out must be writable");

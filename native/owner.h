@@ -221,11 +221,11 @@ class Owner {
   }
 
   // False: it has yielded.
-  bool snapshot(Snapshot& all) {
+  bool snapshot(Snapshot& all, const Snapshot* since = nullptr) {
     std::lock_guard guard(mutex_);
     if (yielded() || !drain()) return false;
     header().provisional.store(0, std::memory_order_relaxed);
-    all.begin(view_, book_);
+    all.begin(view_, book_, since);
     all.batches = batches_;
     all.rng = {draws_.rng, book_.store.removal_rng};
     return true;

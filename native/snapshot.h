@@ -17,6 +17,7 @@ struct SnapshotEntry {
   uint32_t order, stream;
   uint32_t consumed, ragged;  // bytes of its ragged values
 };
+constexpr uint32_t kRowsUnchanged = UINT32_MAX;  // in place of `ragged`: the rows are those of an earlier snapshot, and left out
 inline size_t snapshot_entry_bytes(const Geometry& g) {
   return sizeof(SnapshotEntry) + g.slot_bytes + (decays(g) ? 2 : 1) * g.leaves * sizeof(double);
 }
@@ -46,9 +47,20 @@ struct Snapshot {
   std::pair<Rng, Rng> rng{Rng(0), Rng(0)};
 
   const std::vector<Slot>& slots() const { return slots_; }
+  // Whether rows of an earlier snapshot are left out.
+  bool continues() const { return !known_.empty(); }
 
-  void begin(const View& view, const Book& book) {
+  // `since`: a snapshot by the same owner, whose rows need not be copied again; or null.
+  void begin(const View& view, const Book& book, const Snapshot* since) {
     copied_.assign(view.geometry().slots, 0);
+    copied_visible_.assign(view.geometry().slots, 0);
+    rewrites_ = book.store.rewrites();
+    epoch_ = view.header().epoch.load();
+    if (since != nullptr && since->epoch_ == epoch_) {
+      known_ = since->copied_;
+      known_visible_ = since->copied_visible_;
+      known_rewrites_ = since->rewrites_;
+    }
     list_slots(book);
     const Header& h = view.header();
     inserted = h.absorbed.load();
@@ -85,15 +97,19 @@ struct Snapshot {
         continue;
       }
       const uint32_t consumed = std::min(view.meta(wanted.slot).consumed.load(), wanted.visible);
-      const uint32_t rows = ragged.empty() ? 0 : rows_needed(view, wanted.slot, wanted.visible);
+      const bool known = !known_.empty() && known_[wanted.slot] == wanted.generation + 1 &&
+                         known_visible_[wanted.slot] == wanted.visible && book.store.rewritten(wanted.slot) <= known_rewrites_;
+      const uint32_t rows = ragged.empty() || known ? 0 : rows_needed(view, wanted.slot, wanted.visible);
       const uint64_t values = ragged_bytes(view, ragged, wanted.slot, 0, rows);
       if (size_t(end - out) < entry_bytes + round_up(values, 8)) break;
       const SnapshotEntry entry{wanted.slot, wanted.visible, wanted.generation, ++order_, stream_group(view, wanted.slot), consumed,
-                                uint32_t(values)};
+                                known ? kRowsUnchanged : uint32_t(values)};
       std::memcpy(out, &entry, sizeof entry);
       out += sizeof entry;
-      std::memcpy(out, view.slot(wanted.slot), g.slot_bytes);
-      out += g.slot_bytes;
+      if (!known) {
+        std::memcpy(out, view.slot(wanted.slot), g.slot_bytes);
+        out += g.slot_bytes;
+      }
       double* leaves = reinterpret_cast<double*>(out);
       std::fill_n(leaves, g.leaves, 0.0);
       std::copy_n(decays(g) ? view.staged(wanted.slot) : view.leaves(wanted.slot), wanted.visible, leaves);
@@ -113,6 +129,7 @@ struct Snapshot {
       out += round_up(values, 8) - values;
       bytes = size_t(out - begin);
       copied_[wanted.slot] = wanted.generation + 1;
+      copied_visible_[wanted.slot] = wanted.visible;
       ++written;
     }
     return true;
@@ -132,6 +149,10 @@ struct Snapshot {
 
   std::vector<Slot> slots_;
   std::vector<uint64_t> copied_;  // per slot: generation + 1 of what was copied, or 0
+  std::vector<uint32_t> copied_visible_;
+  std::vector<uint64_t> known_;   // what an earlier snapshot copied; empty: there is none
+  std::vector<uint32_t> known_visible_;
+  uint64_t known_rewrites_ = 0, rewrites_ = 0, epoch_ = 0;
   size_t next_ = 0;
   uint32_t order_ = 0;            // entries so far
   bool missed_ = false;           // some were evicted before they were copied

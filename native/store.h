@@ -82,6 +82,14 @@ class Store {
     if (followed_) follow(leaf, value);
   }
 
+  // Changes of rows that were complete: how many there were, and the last of a slot.
+  uint64_t rewrites() const { return rewrites_; }
+  uint64_t rewritten(uint32_t s) const { return rewritten_.empty() ? 0 : rewritten_[s]; }
+  void note_rewrite(uint32_t s) {
+    if (rewritten_.empty()) rewritten_.resize(slots.size());
+    rewritten_[s] = ++rewrites_;
+  }
+
   // lifo, max- and min-heap: the first `n` leaves in the sampler's order.
   void first(size_t n, std::vector<uint32_t>& leaves) { to_sample_->first(n, leaves); }
 
@@ -413,6 +421,8 @@ class Store {
   std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host
   std::unique_ptr<Removal> removal_;                     // proportional remover
   std::unique_ptr<Ranking> to_sample_, to_remove_;       // lifo, max- and min-heap, as sampler and as remover
+  std::vector<uint64_t> rewritten_;                      // per slot; empty: nothing was changed
+  uint64_t rewrites_ = 0;
   bool followed_ = false;                                // one of these three is there
   std::vector<uint32_t> drawn_;
   std::vector<uint32_t> scratch_;

@@ -49,7 +49,7 @@ struct NewValues {
 //
 // While an item is being changed, shared memory says that there is none: should this process die, its successor finds
 // one item less, and none that is half of each.
-inline size_t change_items(const View& view, const Store& store, const uint64_t* keys, size_t n,
+inline size_t change_items(const View& view, Store& store, const uint64_t* keys, size_t n,
                            const std::vector<NewValues>& news) {
   const Geometry& g = view.geometry();
   size_t changed = 0;
@@ -71,6 +71,7 @@ inline size_t change_items(const View& view, const Store& store, const uint64_t*
     }
     std::atomic_signal_fence(std::memory_order_seq_cst);
     staged = before;
+    store.note_rewrite(slot);
     ++changed;
   }
   return changed;

@@ -241,7 +241,7 @@ bool owner_edits(const Flavour& flavour, uint64_t n) {
   Worker(*replay, 1).write(40, [] { return false; });
   const bool lived = survives(0, n, [&] { edit(*replay); }, nullptr);
   int holder = 0;
-  const auto owner = replay->own(holder);
+  Owner* const owner = replay->own(holder).get();
   CHECK(owner != nullptr);
   const std::set<uint64_t> found = contents(*replay, *owner);  // no item is half of each
   const std::set<uint64_t> deleted(notes->taken, notes->taken + notes->given.load());
@@ -346,6 +346,7 @@ void enumerate(const char* name, uint64_t every, const std::function<bool(uint64
   bool completed = false, failed = false;
   uint64_t deaths = 0;
   for (uint64_t n = 1; !completed && !failed && n < kMostPoints; n += every * kAtOnce) {
+    const auto death = [&](uint64_t i) { return n + every * i + i % every; };  // not always at an odd place
     pid_t pids[kAtOnce];
     for (uint64_t i = 0; i < kAtOnce; ++i) {
       std::memset(static_cast<void*>(&all[i]), 0, sizeof(Notes));
@@ -353,7 +354,7 @@ void enumerate(const char* name, uint64_t every, const std::function<bool(uint64
       if (pids[i] != 0) continue;
       notes = &all[i];
       alarm(20);  // a hang is a failure
-      const bool lived = trial(n + every * i);
+      const bool lived = trial(death(i));
       _exit(lived ? kCompleted : 0);
     }
     for (uint64_t i = 0; i < kAtOnce; ++i) {
@@ -369,7 +370,7 @@ void enumerate(const char* name, uint64_t every, const std::function<bool(uint64
       }
       if (lived || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) continue;
       failed = true;
-      std::fprintf(stderr, "%s, death %llu: %s; died at", name, static_cast<unsigned long long>(n + every * i),
+      std::fprintf(stderr, "%s, death %llu: %s; died at", name, static_cast<unsigned long long>(death(i)),
                    WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "hangs" : "fails");
       for (const CrashPoint& place : all[i].died)
         if (place.file) std::fprintf(stderr, " %s:%u", place.file, place.line);
@@ -408,7 +409,8 @@ int main(int argc, char** argv) {
     run("worker", worker_alone);
     run("worker beside owner", worker_beside_owner);
     run("worker after worker", worker_after_worker);
-    if (flavour.sampler == Sampler::prioritized && flavour.kind == Kind::rows) run("owner edits", owner_edits);
+    if (flavour.sampler == Sampler::prioritized && flavour.kind == Kind::rows)  // short: every death
+      enumerate("owner edits", 1, [&](uint64_t n) { return owner_edits(flavour, n); }, places);
     const bool plain = flavour.sampler == Sampler::prioritized && flavour.remover == Remover::fifo;
     run("owner", owner_alone, plain ? 1 : 2);
     run("owner after owner", owner_after_owner, 7);  // what killed the first varies with it

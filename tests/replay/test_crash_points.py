@@ -20,17 +20,17 @@ SHORT, WHOLE = 2, 1
 
 @pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.long)])
 def places(tmp_path_factory, request):
-    """``(file, line)`` of every place at which a process was killed; all went well after each death."""
+    """``(file, line)`` of every place at which a process was killed, and one in how many; all went well after each."""
     program = compiled("crash_test", tmp_path_factory.mktemp("crash"), "-DAPEXRL_CRASH_POINTS")
     done = subprocess.run([str(program), str(request.param)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("ok\n")
     found = re.findall(r"^place (\S+):(\d+) \d+$", done.stdout, re.MULTILINE)
-    return {(file, int(line)) for file, line in found}
+    return {(file, int(line)) for file, line in found}, request.param
 
 
-# Least share of a file's changes at which some process died. The limiter's settings are changed by no script, nor does
-# any wait for items.
+# Least share of a file's changes at which some process died, if no death was left out; else, three fifths of it. The
+# limiter's settings are changed by no script, nor does any wait for items.
 FILES = {
     "book.h": 0.7,
     "layout.h": 0.7,
@@ -50,6 +50,7 @@ def test_a_death_at_any_place_harms_nobody(places, file):
     """The scripts reach most of the places; what they leave out needs a race of two processes."""
     lines = (NATIVE / file).read_text(encoding="utf-8").splitlines()
     could = {n for n, line in enumerate(lines, 1) if CHANGE.search(line)}
-    reached = {n for name, n in places if name == file}
+    reached = {n for name, n in places[0] if name == file}
     missed = [f"{n}: {lines[n - 1].strip()}" for n in sorted(could - reached)]
-    assert len(could & reached) >= FILES[file] * len(could), missed
+    least = FILES[file] * (1.0 if places[1] == WHOLE else 0.6)
+    assert len(could & reached) >= least * len(could), missed

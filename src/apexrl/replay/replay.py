@@ -23,6 +23,7 @@ from apexrl.replay.priorities import as_keys, as_priorities, bad_priority
 from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import LocalSource
 from apexrl.replay.snapshot import load, save
+from apexrl.replay.snapshot_chain import SnapshotWriter, load_chain
 from apexrl.replay.writer import PriorityFn, Writer
 from apexrl.spec import ACHIEVED_GOAL, Field
 
@@ -378,10 +379,23 @@ class Replay:
         self.core.publish_local()
         save(self.core, Path(path), check)
 
+    def snapshots(self, folder: str | os.PathLike[str], longest: int = 20) -> SnapshotWriter:
+        """Writes snapshots into ``folder``, each with what changed since the one before; ``load(folder)`` reads them.
+
+        Args:
+            longest: parts after a full one, before the next full one begins a new chain.
+        """
+        return SnapshotWriter(self.core, Path(folder), longest)
+
     @staticmethod
     def load(path: str | os.PathLike[str], check_memory: bool = True) -> Replay:
-        """The replay that ``save`` wrote. SnapshotError: the file is truncated, corrupt or of another version."""
-        return Replay._around(load(Path(path), check_memory))
+        """The replay that ``save`` wrote, or, of a folder, the newest that ``snapshots`` wrote there.
+
+        Raises:
+            SnapshotError: a file is truncated, corrupt or of another version, or one of a chain is missing.
+        """
+        path = Path(path)
+        return Replay._around((load_chain if path.is_dir() else load)(path, check_memory))
 
     def close(self) -> None:
         """In the process that created the replay: end it and wake every process that waits. Elsewhere: detach."""

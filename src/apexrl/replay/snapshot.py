@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,40 @@ _BLOCK = 8 << 20  # bytes copied at a time; meanwhile the owner serves no other 
 def save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
     """Write the replay that this process owns. The previous file stays until the new one is complete on disk and
     ``check`` returned."""
+    write(core, path, check, taken(core))
+
+
+def taken(core: ReplayCore, since: _native.Snapshot | None = None) -> _native.Snapshot:
+    """What is to be copied; with ``since``, rows that an earlier snapshot of this owner has are left out."""
+    while (snapshot := core.native.snapshot(since)) is None:
+        core.own()
+    return snapshot
+
+
+def write(
+    core: ReplayCore,
+    path: Path,
+    check: Callable[[], None],
+    snapshot: _native.Snapshot,
+    chain: Mapping[str, Any] | None = None,
+) -> None:
+    """Write what was ``taken``; with ``chain``, as a file of a chain of snapshots, which it describes."""
     try:
-        _save(core, path, check)
+        _write_file(core, path, check, snapshot, chain)
     except OSError as error:
         raise SnapshotError(
             f"cannot write the replay snapshot {path}: {error.strerror}; the previous file is kept"
         ) from error
 
 
-def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
+def _write_file(
+    core: ReplayCore,
+    path: Path,
+    check: Callable[[], None],
+    snapshot: _native.Snapshot,
+    chain: Mapping[str, Any] | None,
+) -> None:
     native = core.native
-    while (snapshot := native.snapshot()) is None:
-        core.own()
     counters = native.counters()
     head = {
         "layout": core.layout.to_json(core.options),
@@ -66,13 +88,14 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
         "largest_generation": native.largest_generation(),
         "entry_bytes": native.snapshot_entry_bytes,
         "slots": counters["slots"],
+        **({"chain": dict(chain)} if chain else {}),
     }
     text = json.dumps(head).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent)
     most = max(_BLOCK, native.snapshot_entry_most)
-    blocks = [np.empty(most, np.uint8) for _ in range(2)]
-    ragged = _is_ragged(core.layout)
+    buffers = [np.empty(most, np.uint8) for _ in range(2)]
+    sized = chain is not None or _is_ragged(core.layout)
     with (
         replacing(path, check) as temporary,
         temporary.open("wb", buffering=0) as file,
@@ -81,16 +104,16 @@ def _save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
         _write(file, _MAGIC + struct.pack("<Q", len(text)) + text + struct.pack("<I", _native.crc32c(text)))
         writing: Future[None] = disk.submit(lambda: None)
         while True:
-            blocks.reverse()
-            entries, size = native.snapshot_block(snapshot, blocks[0])
+            buffers.reverse()
+            entries, size = native.snapshot_block(snapshot, buffers[0])
             if entries < 0:
                 raise OwnershipError(f"this process stopped owning the replay while it saved it to {path}")
             if entries == 0:
                 break
-            part = blocks[0][:size]
+            part = buffers[0][:size]
             crc = _native.crc32c(part)
             writing.result()
-            count = _counted(entries, size) if ragged else _counted(entries)
+            count = _counted(entries, size) if sized else _counted(entries)
             writing = disk.submit(_write_block, file, count, part, crc)
         writing.result()
         _write(file, _counted(0) + _END)
@@ -128,7 +151,8 @@ def load(path: Path, check_memory: bool) -> ReplayCore:
             raise SnapshotError(f"the replay of {path} cannot be restored: {error}") from None
 
 
-def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
+def read_head(file: io.FileIO, path: Path) -> tuple[dict[str, Any], int]:
+    """The head of a snapshot, and the bytes of the file, whose end was read too."""
     magic, length = struct.unpack("<8sQ", _read(file, 16, path))
     if magic != _MAGIC:
         raise SnapshotError(f"{path} is not a replay snapshot of this version of apexrl")
@@ -137,15 +161,33 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     text = _read(file, length, path)
     if struct.unpack("<I", _read(file, 4, path))[0] != _native.crc32c(text):
         raise SnapshotError(f"{path} is corrupt: the checksum of its head does not match")
-    head = json.loads(text)
-    entry_bytes = int(head["entry_bytes"])
+    head: dict[str, Any] = json.loads(text)
     # The end is read first, so that a truncated file is refused before memory is filled.
     here, size = file.tell(), path.stat().st_size
     file.seek(max(here, size - 20))
     if _read(file, 20, path) != _counted(0) + _END:
         raise SnapshotError(f"{path} is truncated or corrupt: its end mark is missing")
     file.seek(here)
+    return head, size
 
+
+def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
+    head, size = read_head(file, path)
+    if "chain" in head:
+        raise SnapshotError(f"{path} is one file of a chain of snapshots: load its folder")
+    entry_bytes = int(head["entry_bytes"])
+
+    def restore(core: ReplayCore) -> None:
+        for part, entries in blocks(file, path, None if _is_ragged(core.layout) else entry_bytes, size):
+            core.native.restore_block(part, entries)
+
+    return restored(head, path, check_memory, restore)
+
+
+def restored(
+    head: Mapping[str, Any], path: Path, check_memory: bool, restore: Callable[[ReplayCore], None]
+) -> ReplayCore:
+    """A new replay as a snapshot's head says, whose slots ``restore`` brings."""
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
     earlier = {"recency_half_life": 0.0, "lag_half_life": 0.0, "max_times_sampled": 0} | GOAL_OPTIONS
@@ -156,10 +198,9 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     core = ReplayCore.create(fields, checked(arguments), "", check_memory)
     native = core.native
     try:
-        if native.snapshot_entry_bytes != entry_bytes or native.counters()["slots"] != head["slots"]:
+        if native.snapshot_entry_bytes != head["entry_bytes"] or native.counters()["slots"] != head["slots"]:
             raise SnapshotError(f"{path} was written with another memory layout; load it with the apexrl that wrote it")
-        for part, entries in _blocks(file, path, None if _is_ragged(layout) else entry_bytes, size):
-            native.restore_block(part, entries)
+        restore(core)
         native.finish_restore(int(head["largest_generation"]))
         kept: dict[str, Any] = head["counters"]
         native.restore_counters(
@@ -177,7 +218,7 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
     return core
 
 
-def _blocks(file: io.FileIO, path: Path, entry_bytes: int | None, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+def blocks(file: io.FileIO, path: Path, entry_bytes: int | None, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """Each verified block and its number of entries. Two arrays take turns. ``entry_bytes``: None: they vary."""
     buffers = [np.empty(0, np.uint8) for _ in range(2)]
 
