@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from apexrl.errors import ConfigError
 from apexrl.replay import Field, Replay
+from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts
 
 FIELDS = {
     "observation/achieved_goal": Field((2,), "float32"),
@@ -194,6 +195,38 @@ def test_goals_survive_a_snapshot(tmp_path):
                 assert goal in made.candidates(stream, time, "future", 0, 10**6)
             far = max(far, int((drawn - items)[:, 1].max()))
         assert far > 130  # over two slots and more
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+def test_chunks_of_other_hosts_are_joined_to_episodes(drop):
+    """Where chunks were lost on the way, episodes end; goals are never of another."""
+    rng = np.random.default_rng(1)
+    here = Replay(4096, FIELDS, kind="transition", streams=2, sampler="fifo")
+    with here, make(capacity=8192, streams=2) as there:
+        sink, source = ChunkSink(there, Receipts(8), 2), ChunkSource(here)
+        sink.open()
+        made, writer = Streams(2), here.writer(streams=2)
+        sequence = item = 0
+        for step in range(900):
+            writer.append(made.step([rng.random() < 1 / 200 for _ in range(2)]))
+            if step % 37:
+                continue
+            writer.flush()
+            heads, body = source.take(20_000, 0.0)
+            offset = 0
+            for head in heads:
+                if rng.random() >= drop:
+                    assert sink.commit("host/1", sequence, item, head, body, offset)
+                sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
+        far = 0
+        for _ in range(4):
+            items, drawn = goals(there.sample(1024))
+            for (stream, time), (from_stream, goal) in zip(items, drawn, strict=True):
+                assert from_stream == stream
+                assert goal in made.candidates(stream, time, "future", 0, 10**6)
+            far = max(far, int((drawn - items)[:, 1].max()))
+        assert far > (130 if drop == 0.0 else 20)
+        sink.close()
 
 
 def _write_and_die(replay, stop):
