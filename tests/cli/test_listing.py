@@ -44,7 +44,7 @@ def test_one_agent_says_what_it_reads_and_one_setting_who_reads_it() -> None:
     line = told(listed("target-noise-clip", width=100), "--target-noise-clip")
     assert "float; 0 or more; default: 0.5" in line
     assert "has an effect only with not --target-noise 0" in line
-    assert line.endswith("read by agents td3, fast_td3")
+    assert line.endswith("read by agents td3, td3_bc, fast_td3")
     assert told(listed("splits", width=200), "--splits").endswith("read by topologies ga3c, seed, sample_factory")
 
 

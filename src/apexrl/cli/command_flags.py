@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import tyro
 
-from apexrl.cli import browser_flags, folder_flags, host_flags, sweep_flags, train_flags
+from apexrl.cli import browser_flags, dataset_flags, folder_flags, host_flags, sweep_flags, train_flags
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -52,6 +52,10 @@ FLAGS: Final[Mapping[str, type[Any]]] = {
     "publish": folder_flags.Publish,
     "doctor": folder_flags.Doctor,
     "replay inspect": folder_flags.ReplayInspect,
+    "dataset record": dataset_flags.Record,
+    "dataset export": dataset_flags.ExportReplay,
+    "dataset show": dataset_flags.Show,
+    "ope": dataset_flags.Ope,
     "dashboard": browser_flags.Dashboard,
     "watch": browser_flags.Watch,
     "report": browser_flags.Report,

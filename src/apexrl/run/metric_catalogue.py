@@ -99,6 +99,7 @@ AGENT: Final = (
     Metric("gradient_norm", "global L2 norm of the gradient, before it is clipped", agents="all"),
     Metric("priority", "mean raw priority of the batch", "TD error", agents=_TRANSITIONS),
     Metric("q", "mean value of the actions taken", "return", agents=f"{_TRANSITIONS}, `pqn`"),
+    Metric("advantage", "mean Q of the target critics less V, of recorded actions", "return", agents="`iql`"),
     Metric("temperature", "α of the entropy", agents="`sac`, `crossq`, `discrete_sac`"),
     Metric(
         "entropy",
