@@ -111,7 +111,10 @@ class DirectBatches:
         """
         self._replay.update_priorities(keys, priorities)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the environment that says what goals are worth, if there is one."""
+        if self._goals is not None:
+            self._goals.close()
 
 
 class PrefetchedBatches:
@@ -166,6 +169,8 @@ class PrefetchedBatches:
         self._thread.join(timeout=10.0)
         while self._write_backs and not self._thread.is_alive():
             self._direct.write_back(*self._write_backs.popleft())
+        if not self._thread.is_alive():
+            self._direct.close()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:

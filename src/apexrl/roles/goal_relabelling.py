@@ -19,6 +19,7 @@ class Rewards(Protocol):
 
     def rewards(self, achieved: Array, desired: Array) -> NDArray[np.float32]: ...
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None: ...
+    def close(self) -> None: ...
 
 
 class GoalRelabelling:
@@ -68,6 +69,10 @@ class GoalRelabelling:
         for name in (DESIRED_GOAL, f"next_{DESIRED_GOAL}"):
             shown = data[name]
             _put(data, name, rows, goals if shown.ndim == goals.ndim else goals[:, None])  # the same in every frame
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._rewards.close()
 
 
 def goal_relabelling(config: Config) -> GoalRelabelling | None:
