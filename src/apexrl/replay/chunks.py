@@ -42,7 +42,9 @@ def schema(fields: Mapping[str, Field], **options: Any) -> bytes:
 
 
 def _schema(layout: Layout, options: Mapping[str, Any]) -> bytes:
-    text = json.dumps([_VERSION, layout.native(), {name: options[name] for name in _SHAPING}])
+    # the last release knows no ragged fields, of which the last number is not 0
+    columns = [column if column[-1] else column[:-1] for column in layout.native()]
+    text = json.dumps([_VERSION, columns, {name: options[name] for name in _SHAPING}])
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
