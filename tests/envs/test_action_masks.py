@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+import agent_toys
 from apexrl.config import EnvConfig
 from apexrl.envs import make_env, make_vector
 from apexrl.envs.action_masks import ActionMasks, MaskedVectorEnv, VectorActionMasks, random_action
@@ -221,3 +222,52 @@ def test_random_actions_are_possible_ones() -> None:
         for _ in range(5):
             assert np.array_equal(random_action(space, {"action_mask": np.array(mask, np.bool_)}), only)
     assert random_action(gym.spaces.Discrete(1), np.zeros(2)) == 0
+
+
+class Fallers:
+    """Three agents in PettingZoo's convention, which end one after the other; who has ended has no possible action."""
+
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self._time = 0
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Dict(observation=gym.spaces.Box(0, 9, (1,)), action_mask=gym.spaces.Box(0, 1, (3,), np.int8))
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self._time = list(self.possible_agents), 0
+        return {agent: self._seen(agent, False) for agent in self.agents}, {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        for agent, action in actions.items():
+            assert self._mask(agent)[action], (agent, action)
+        self._time += 1
+        ends = {agent: self._time > self.possible_agents.index(agent) for agent in actions}
+        self.agents = [agent for agent, ended in ends.items() if not ended]
+        nothing = dict.fromkeys(actions, False)
+        shown = {agent: self._seen(agent, ended) for agent, ended in ends.items()}
+        return shown, dict.fromkeys(actions, 1.0), ends, nothing, {agent: {} for agent in actions}
+
+    def close(self) -> None: ...
+
+    def _mask(self, agent: str) -> Any:
+        return np.eye(3, dtype=np.int8)[(self._time + self.possible_agents.index(agent)) % 3]
+
+    def _seen(self, agent: str, ended: bool) -> dict[str, Any]:
+        return {"observation": np.array([self._time], np.float32), "action_mask": self._mask(agent) * (not ended)}
+
+
+def test_several_agents_have_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_toys, "parallel_env", Fallers)
+    env = make_vector(EnvConfig(env="agent_toys:parallel_env"), 3, 0)
+    seen, played = env.reset(), 0
+    for _ in range(12):
+        stepped = env.step(seen[ACTION_MASK].argmax(axis=1))
+        seen, played = stepped.observation, played + stepped.steps
+    assert played == 18  # 1 + 2 + 3 steps in every four, the last of which is the reset
+    env.close()
