@@ -6,6 +6,7 @@ import tomllib
 from typing import Any, Final
 
 from apexrl.config import convert
+from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.schema import Config
 
 NEW_SETTINGS: Final = frozenset(
@@ -22,8 +23,6 @@ NEW_SETTINGS: Final = frozenset(
         "gradient_share",
         "averaging_transport",
         "mask_in_info",
-        "show_agent",
-        "show_state",
         "max_sequence_length",
         "cut_long_sequences",
         "updates",
@@ -39,9 +38,7 @@ NEW_SETTINGS: Final = frozenset(
         "memory_layers",
         "memory_heads",
         "memory_context",
-        "mask_in_info",
-        "show_agent",
-        "show_state",
+        *AgentGameSettings.__dataclass_fields__,
     )
 )
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.agent_settings import AgentConfig
 from apexrl.config.settings import Matches, Needs, Range
 from apexrl.config.topology_settings import WiringConfig
 
 
 @dataclass(frozen=True)
-class EnvConfig:
+class EnvConfig(AgentGameSettings):
     """Which environment, and how it is wrapped."""
 
     env: str | Callable[..., Any] = "CartPole-v1"
@@ -49,10 +50,6 @@ class EnvConfig:
     info_metrics: tuple[str, ...] = ()
     """Keys of info, at an episode's last step, whose numbers become metrics: episode/KEY_mean, _min and _max.
     All of info["metrics"] do without being named."""
-    show_agent: bool = False
-    """Of an environment of several agents: adds to each one's observation which agent it is, as agent."""
-    show_state: bool = False
-    """Of an environment of several agents: adds the state of the whole environment to each observation, as state."""
     native_envs: bool = True
     """Steps environments in the vectorised form that they bring, where that plays the same episodes.
     Off: as single environments, one after the other."""

@@ -30,7 +30,7 @@ from apexrl.errors import ConfigError
 _SOURCES: Final = ("", "src", "lib", "python")
 """Where in a project that is installed as editable its packages lie."""
 
-_GAMES: Final = ("pettingzoo", "mpe2")
+_GAMES: Final = ("apexrl.envs", "pettingzoo", "mpe2")
 """Packages whose functions ``parallel_env`` and ``env`` make environments; elsewhere such a name may be anything."""
 
 _IMPORTABLE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d][\w./-]*")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from apexrl.config import EnvConfig
 from apexrl.envs.agent_rows import AgentRows, Shown
 from apexrl.envs.lockstep import EnvCall
+from apexrl.envs.played_agents import PlayedAgents
+from apexrl.envs.players import MakePlayers
+from apexrl.envs.seat_rows import SeatRows
 from apexrl.envs.spaces import length_limit
 from apexrl.errors import EnvError
 
@@ -51,23 +55,72 @@ def kind_of(game: Any) -> Kind:
     return "turns" if hasattr(game, "last") else "parallel"
 
 
-def agent_rows(config: EnvConfig, rows: int, call: EnvCall) -> AgentRows:
-    """So many environments that they have at least ``rows`` agents.
+def agent_rows(config: EnvConfig, rows: int, seed: int, call: EnvCall, players: MakePlayers) -> AgentRows:
+    """So many environments whose agents act at the same time that they have at least ``rows`` agents to learn.
 
     Raises:
-        EnvError: agents take turns, or have different spaces; or a wrapper is asked for that it has not.
+        EnvError: agents take turns, or those to be learned have different spaces; or a wrapper is asked for that they
+            have not.
     """
+    first, name = _first(config, "parallel"), str(config.env)
+    learned = learned_agents(config, first.possible_agents)
+    games = [first, *(make_game(config) for _ in range(-(-rows // len(learned)) - 1))]
+    shows = config.show_agent, config.show_state
+    show = [Shown(game, name, learned, *shows) for game in games]
+    others = None
+    if len(learned) < len(first.possible_agents):
+        others = PlayedAgents(games, name, players(seed), *shows, length_limit(config))
+    limits = config.max_episode_steps, length_limit(config)
+    return AgentRows(games, name, learned, show, others, call, config.info_metrics, *limits)
+
+
+def seat_rows(config: EnvConfig, rows: int, seed: int, call: EnvCall, players: MakePlayers) -> SeatRows:
+    """``rows`` games whose agents take turns.
+
+    Raises:
+        EnvError: as ``agent_rows``.
+    """
+    first, name = _first(config, "turns"), str(config.env)
+    learned = learned_agents(config, first.possible_agents)
+    return SeatRows(
+        [first, *(make_game(config) for _ in range(rows - 1))],
+        name,
+        learned,
+        players(seed),
+        config.show_agent,
+        config.show_state,
+        call,
+        config.info_metrics,
+        config.max_episode_steps,
+        length_limit(config),
+    )
+
+
+def learned_agents(config: EnvConfig, agents: Sequence[str]) -> list[str]:
+    """Those of ``agents`` that the run learns.
+
+    Raises:
+        EnvError: a name of ``learned_agents`` is none of theirs.
+    """
+    for name in config.learned_agents:
+        if not any(fnmatchcase(agent, name) for agent in agents):
+            raise EnvError(f"--learned-agents {name!r}: {config.env} has {', '.join(agents)}, and no such agent")
+    if not config.learned_agents:
+        return list(agents)
+    return [agent for agent in agents if any(fnmatchcase(agent, name) for name in config.learned_agents)]
+
+
+def _first(config: EnvConfig, kind: Kind) -> Any:
     name = str(config.env)
     _refuse_wrappers(config, name)
-    first = make_game(config)
-    if kind_of(first) == "turns":
+    game = make_game(config)
+    if kind_of(game) != kind:
+        has = "take turns" if kind == "parallel" else "act at the same time"
         raise EnvError(
-            f"the agents of {name} take turns, and nobody plays the others: name its parallel form (parallel_env), if "
-            "it has one"
+            f"the agents of {name} {has}: what makes such an environment is to be called "
+            f"{'env' if kind == 'parallel' else 'parallel_env'}"
         )
-    games = [first, *(make_game(config) for _ in range(-(-rows // len(first.possible_agents)) - 1))]
-    show = [Shown(game, name, game.possible_agents, config.show_agent, config.show_state) for game in games]
-    return AgentRows(games, name, show, call, config.info_metrics, config.max_episode_steps, length_limit(config))
+    return game
 
 
 def _refuse_wrappers(config: EnvConfig, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,9 @@ from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError, SpecError
 from apexrl.space_values import LengthLimit
 from apexrl.spec import Array
+
+if TYPE_CHECKING:
+    from apexrl.envs.played_agents import PlayedAgents
 
 AGENT, STATE = "agent", "state"
 """Entries that an agent's observation may be given: which agent it is, and the state of the whole environment."""
@@ -109,7 +112,10 @@ class AgentRows:
     Args:
         envs: equal ones.
         name: of the environment, for errors.
+        agents: k of them, in the order of the rows.
         show: adds to observations, one for each environment.
+        others: plays the other agents; None: there are none. What remains of an episode when all k have ended is not
+            played.
         call: entered around every call.
         info_metrics: keys of an agent's info that are told of an episode (``told_metrics``).
         limit: environment steps after which all agents are truncated; 0: none.
@@ -125,7 +131,9 @@ class AgentRows:
         self,
         envs: Sequence[ParallelEnv],
         name: str,
+        agents: Sequence[str],
         show: Sequence[Shown],
+        others: PlayedAgents | None = None,
         call: EnvCall = nullcontext,
         info_metrics: Sequence[str] = (),
         limit: int = 0,
@@ -133,7 +141,8 @@ class AgentRows:
     ) -> None:
         self._envs, self._name, self._show, self._call = envs, name, show, call
         self._info_metrics, self._limit = info_metrics, limit
-        self.agents = tuple(envs[0].possible_agents)
+        self.agents, self._others = tuple(agents), others
+        self._shown: list[dict[str, Any]] = [{} for _ in envs]  # to agents that others play
         self.num_envs = len(envs) * len(self.agents)
         self.observation_space, self.action_space = show[0].observation_space, show[0].action_space
         self.leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space, lengths)
@@ -162,10 +171,11 @@ class AgentRows:
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
         rows, chosen, k = self._empty(), self._each(actions), len(self.agents)
         with self._call():
+            played = self._played() if self._others is not None else {}
             for number in range(len(self._envs)):
                 first = number * k
                 if self._lives[first : first + k].any():
-                    self._step(number, chosen[first : first + k], rows)
+                    self._step(number, chosen[first : first + k], rows, played.get(number, {}))
                 else:
                     self._begin(number, None, rows)
         self._finish(rows)
@@ -202,6 +212,8 @@ class AgentRows:
         """Begin an episode: whoever is there takes part."""
         with blame(self._name, "reset", number):
             observations, _ = self._envs[number].reset(seed=seed)
+        if self._others is not None:
+            self._others.begin(number, *self.agents)
         self._steps[number] = 0
         self._lingers[number * len(self.agents) : (number + 1) * len(self.agents)] = False
         if not self._envs[number].agents:
@@ -212,19 +224,38 @@ class AgentRows:
         """Begin the part of whoever is there and has none. The first observation has no results."""
         first, waiting = number * len(self.agents), rows.waiting
         assert waiting is not None
-        listed = [first + self._row_of(agent) for agent in self._envs[number].agents]
+        here = self._envs[number].agents
+        if self._others is not None:
+            self._shown[number] = {agent: observations[agent] for agent in here if agent not in self._rows_of}
+            here = [agent for agent in here if agent in self._rows_of]
+        listed = [first + self._row_of(agent) for agent in here]
         self._lingers[first : first + len(self.agents)] &= np.isin(np.arange(first, first + len(self.agents)), listed)
-        for agent, row in zip(self._envs[number].agents, listed, strict=True):
+        for agent, row in zip(here, listed, strict=True):
             if not self._lives[row] and waiting[row] and not self._lingers[row]:
                 self._lives[row], self._returns[row], waiting[row] = True, 0.0, False
                 rows.reward[row] = 0.0
                 self._store(number, agent, row, observations, rows)
 
-    def _step(self, number: int, actions: Sequence[Any], rows: Rows) -> None:
+    def _played(self) -> dict[int, dict[str, Any]]:
+        """The actions of agents that others play, by environment."""
+        assert self._others is not None
+        asked, seen = [], []
+        k = len(self.agents)
+        for number in range(len(self._envs)):
+            if self._lives[number * k : (number + 1) * k].any():
+                for agent, observation in self._shown[number].items():
+                    asked.append(self._others.asked(number, agent))
+                    seen.append(self._others.shown(number, agent, observation))
+        found: dict[int, dict[str, Any]] = {}
+        for one, action in zip(asked, self._others.actions(asked, seen), strict=True):
+            found.setdefault(one.game, {})[one.agent] = action
+        return found
+
+    def _step(self, number: int, actions: Sequence[Any], rows: Rows, played: Mapping[str, Any]) -> None:
         env, first = self._envs[number], number * len(self.agents)
         acting = {agent: actions[row] for agent, row in self._rows_of.items() if self._lives[first + row]}
         with blame(self._name, "step", number):
-            observations, rewards, terminated, truncated, infos = env.step(acting)
+            observations, rewards, terminated, truncated, infos = env.step({**acting, **played})
         self._steps[number] += 1
         cut = bool(self._limit) and self._steps[number] >= self._limit
         assert rows.waiting is not None
@@ -264,17 +295,26 @@ class AgentRows:
         if agent not in observations:
             raise EnvError(f"{self._name}: environment {number} shows nothing to agent {agent!r}, which begins")
         shown = self._show[number].of(agent, observations[agent])
-        for leaf in self.leaves:
-            value = shown
-            for key in leaf.path:
-                value = value[key]
-            if leaf.writer is not None:
-                with blame(self._name, f"an observation of agent {agent!r}", number):
-                    leaf.writer.write(value, rows.observation, row)
-                continue
-            if np.shape(value) != leaf.field.shape:
-                raise EnvError(
-                    f"{self._name}: environment {number} showed agent {agent!r} {leaf.name!r} of shape "
-                    f"{list(np.shape(value))}; its observation space says {list(leaf.field.shape)}"
-                )
-            rows.observation[leaf.name][row] = value - leaf.start if leaf.start else value
+        store(self.leaves, shown, rows.observation, row, f"{self._name}: environment {number}", agent)
+
+
+def store(leaves: Sequence[Leaf], shown: Any, observation: dict[str, Array], row: int, where: str, agent: str) -> None:
+    """Write what an agent is shown into a row of named arrays.
+
+    Raises:
+        EnvError: it does not fit its space.
+    """
+    for leaf in leaves:
+        value = shown
+        for key in leaf.path:
+            value = value[key]
+        if leaf.writer is not None:
+            with blame(where, f"an observation of agent {agent!r}"):
+                leaf.writer.write(value, observation, row)
+        elif np.shape(value) != leaf.field.shape:
+            raise EnvError(
+                f"{where} showed agent {agent!r} {leaf.name!r} of shape {list(np.shape(value))}; its observation space "
+                f"says {list(leaf.field.shape)}"
+            )
+        else:
+            observation[leaf.name][row] = value - leaf.start if leaf.start else value

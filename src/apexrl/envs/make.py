@@ -11,7 +11,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
-from apexrl.config.game_names import is_game
+from apexrl.config.game_names import is_game, takes_turns
 from apexrl.envs.action_masks import (
     ActionMasks,
     MaskedVectorEnv,
@@ -20,7 +20,7 @@ from apexrl.envs.action_masks import (
     shows_mask,
     vector_method,
 )
-from apexrl.envs.agent_games import agent_rows
+from apexrl.envs.agent_games import agent_rows, seat_rows
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
@@ -29,6 +29,7 @@ from apexrl.envs.last_action_reward import LastActionReward
 from apexrl.envs.lockstep import Backend, Changes, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.native_rows import NativeRows
+from apexrl.envs.players import MakePlayers, RandomPlayers
 from apexrl.envs.spaces import env_spec, length_limit
 from apexrl.envs.step_cost import MOST_THREADS, StepCost, step_cost
 from apexrl.envs.threaded import ThreadRows
@@ -50,6 +51,7 @@ def make_vector(
     cores: int = 1,
     partial: bool = False,
     changes: Changes | None = None,
+    players: MakePlayers | None = None,
 ) -> VectorEnv:
     """``num_envs`` environments stepped together, with distinct seeds drawn from ``seed``.
 
@@ -68,6 +70,7 @@ def make_vector(
         partial: whether answers may have rows of some environments; then no step is lost where the vectorised form
             has not NEXT_STEP autoreset (``NativeRows``).
         changes: settings that callbacks change; None: none are taken.
+        players: makes who plays agents that are not learned; None: they act at random.
 
     Raises:
         EnvError: the environment cannot be found or made; the message says what to install or what was meant.
@@ -76,7 +79,11 @@ def make_vector(
     if num_envs < 1:
         raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
     name = env_name(config)
-    backend = _native(config, num_envs, vector, call, cores, partial)
+    backend: Backend | None
+    if is_game(config.env):
+        backend = _game(config, num_envs, seed, vector, call, players or RandomPlayers)
+    else:
+        backend = _native(config, num_envs, vector, call, cores, partial)
     made: list[gym.Env[Any, Any]] = []
     chosen = ""
     if backend is None and vector == "auto" and 1 < num_envs <= MOST_THREADS:
@@ -258,16 +265,20 @@ def _guarded_form(config: EnvConfig) -> VectorForm | None:
     return cast("VectorForm | None", _guard(env_name(config), lambda: vector_form(config), {}))
 
 
+def _game(config: EnvConfig, rows: int, seed: int, vector: str, call: EnvCall, players: MakePlayers) -> Backend:
+    """Environments of several agents."""
+    name = env_name(config)
+    if vector == "threads":
+        raise EnvError(
+            f"{name} has several agents, whose environments are stepped one after the other: leave out --vector threads"
+        )
+    make = seat_rows if takes_turns(config.env) else agent_rows
+    return cast("Backend", _guard(name, lambda: make(config, rows, seed, call, players), {}))
+
+
 def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores: int, partial: bool) -> Backend | None:
     """The environment's own vectorised form, if there are no single ones, or if it does what they would."""
     name = env_name(config)
-    if is_game(config.env):
-        if vector == "threads":
-            raise EnvError(
-                f"{name} has several agents, whose environments are stepped one after the other: leave out "
-                "--vector threads"
-            )
-        return cast("Backend", _guard(name, lambda: agent_rows(config, num_envs, call), {}))
     if name.startswith(PREFIX):
         return cast("Backend", _guard(name, lambda: _pool(config, num_envs, vector, call, cores, partial), {}))
     if config.atari:

@@ -115,6 +115,8 @@ class Ledger:
         elif kind in _CARRIERS:
             self._carriers[kind] = values  # a learner's host may have a gateway beside its intake
             self.carried = {name: value for one in _CARRIERS for name, value in self._carriers.get(one, {}).items()}
+        elif kind == "ratings":
+            self.record({f"pool_{name}": float(number) for name, number in values.items()})
         elif kind == "inference":
             status.inference = {name: float(value) for name, value in values.items()}
         elif kind == "log" and values.get("once") not in self._told_once:

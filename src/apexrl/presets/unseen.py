@@ -14,6 +14,7 @@ from apexrl.agents.default_settings import default_settings
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.agents.paper_settings import paper_settings
 from apexrl.config import Config
+from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.convert import check_values, flat, override
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
@@ -24,8 +25,8 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 Recipe = Literal["none", "default", "paper"]
 
 LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
-             "show_agent", "show_state", "env_timeout", "stall_timeout", "serial", "seed", "env_steps",
-             "memory")  # fmt: skip
+             *AgentGameSettings.__dataclass_fields__,
+             "env_timeout", "stall_timeout", "serial", "seed", "env_steps", "memory")  # fmt: skip
 """Settings that count before an agent is chosen."""
 
 

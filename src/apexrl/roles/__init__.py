@@ -18,6 +18,7 @@ from apexrl.roles.model_server import ModelServer
 from apexrl.roles.parameter_keeper import ParameterKeeper
 from apexrl.roles.parameter_server import ParameterServer
 from apexrl.roles.policy_worker import PolicyWorker
+from apexrl.roles.pool_keeper import PoolKeeper
 from apexrl.roles.relay import Relay
 from apexrl.roles.replay_server import ReplayServer
 from apexrl.roles.rollout_worker import RolloutWorker
@@ -36,6 +37,7 @@ __all__ = [
     "ParameterKeeper",
     "ParameterServer",
     "PolicyWorker",
+    "PoolKeeper",
     "Relay",
     "ReplayServer",
     "RolloutWorker",

@@ -15,6 +15,7 @@ from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import zeroed
 from apexrl.roles.executed_actions import ExecutedActions, changes_actions
 from apexrl.roles.expected_returns import ExpectedReturns
+from apexrl.roles.pool_players import opponents
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run import checkpoint
@@ -69,7 +70,8 @@ class Evaluator:
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
-        self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False)
+        players = opponents(context, config, config.env.eval_opponents)
+        self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from apexrl.config import Config
 from apexrl.protocols import Context
+from apexrl.roles.pool_players import opponents
 from apexrl.shared.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from apexrl.envs import VectorEnv
+    from apexrl.envs.players import MakePlayers
 
 
 def own_cores(config: Config) -> int:
@@ -25,6 +27,7 @@ def role_envs(
     cores: int,
     partial: bool = False,
     changing: bool = True,
+    players: MakePlayers | None = None,
 ) -> VectorEnv:
     """``envs`` environments stepped together. With ``--vector auto`` a run tells once that threads were chosen.
 
@@ -32,6 +35,7 @@ def role_envs(
         cores: that they may use at the same time.
         partial: as in ``envs.make_vector``.
         changing: they take settings that callbacks change (``Context.env_change``).
+        players: makes who plays agents that are not learned; None: whom the settings say.
     """
     from apexrl.envs import make_vector
 
@@ -40,7 +44,8 @@ def role_envs(
         vector = "sync"
     with context.env_call():
         changes = context.env_change if changing else None
-        made = make_vector(config.env, envs, seed, vector, context.env_call, cores, partial, changes)
+        players = players or opponents(context, config)
+        made = make_vector(config.env, envs, seed, vector, context.env_call, cores, partial, changes, players)
     if made.chosen:
         text = (
             f"{made.name}: {made.chosen}, so the environments of an actor step at the same time, each in a thread; "

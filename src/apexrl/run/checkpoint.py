@@ -99,6 +99,13 @@ def save_best(
     return path
 
 
+def save_weights(
+    path: Path, weights: Mapping[str, Array], metadata: Mapping[str, Any], fence: Fence | None = None
+) -> None:
+    """Write acting weights as the file ``path``. ``fence`` as for ``save``."""
+    _write(path, weights, {**metadata, "generation": 0 if fence is None else fence.generation}, "weights", fence)
+
+
 def numbered(folder: Path) -> list[Path]:
     """The numbered checkpoints, oldest first; empty when there are none.
 

@@ -17,9 +17,11 @@ from apexrl.agents import AGENTS
 from apexrl.config import Config, WiringConfig
 from apexrl.config import topology_settings as families
 from apexrl.config.convert import flat
+from apexrl.config.game_names import has_opponents
 from apexrl.config.outside import installed, ship
 from apexrl.config.settings import as_flag, did_you_mean, flag, names_of
 from apexrl.errors import AgentError, ConfigError
+from apexrl.topologies.kept_pool import keep_pool
 from apexrl.topologies.program import BatchesLink, Node, Probe, Program, ReplayLink, WeightsLink
 
 __all__ = [
@@ -224,6 +226,8 @@ def topology(name: str) -> Wire:
         program: Any = wire(config, probe)
         if not isinstance(program, Program):
             raise ConfigError(f"{must} returned {program!r}: end it with the Program that it has made")
+        if has_opponents(config.env, config.env.env):
+            keep_pool(program, probe)
         return program
 
     return wired
@@ -324,6 +328,11 @@ def check_agents(config: Config, probe: Probe) -> None:
     if k and config.wiring.wait_at_policy_lag:
         raise ConfigError(
             "--wait-at-policy-lag counts unrolls that begin together, and those of several agents do not: leave it out"
+        )
+    if has_opponents(config.env, config.env.env) and config.env.stack > 1:
+        raise ConfigError(
+            f"--stack {config.env.stack}: policies of a pool see one frame. Stack frames in the environment "
+            "(SuperSuit's frame_stack_v1)"
         )
 
 

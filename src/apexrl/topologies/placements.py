@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from apexrl.config import Config
 from apexrl.config.convert import flat
+from apexrl.config.game_names import has_opponents
 from apexrl.config.settings import as_flag
 from apexrl.errors import ConfigError
 
@@ -80,6 +81,11 @@ def check(config: Config, placement: str) -> None:
         ConfigError: the message holds the cell's reason, or the settings that it needs.
     """
     name = config.topology
+    if placement != MACHINE and has_opponents(config.env, config.env.env):
+        raise ConfigError(
+            f"agents that are played by policies of a pool do not run with {PLACEMENTS[placement]}: the pool lies in "
+            "the run folder, which workers on other hosts do not see"
+        )
     cell = CELLS.get((name, placement), RUNS)
     if cell.reason:
         raise ConfigError(f"topology {name} does not run with {PLACEMENTS[placement]}: {cell.reason}")

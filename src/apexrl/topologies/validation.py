@@ -8,11 +8,14 @@ from typing import Any
 
 from apexrl import agents, topologies
 from apexrl.config import Config
+from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.convert import check_values, flat, known_settings
+from apexrl.config.game_names import has_opponents, is_game
 from apexrl.config.metric_bounds import metric_bound
 from apexrl.config.outside import is_outside
 from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
+from apexrl.roles.pool_players import sources
 from apexrl.run.metric_catalogue import AGENT
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
@@ -41,6 +44,7 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     topologies.check_name(topology)
     topologies.check_agent(topology, agent)
     check_read(config, given)
+    check_agent_games(config, given)
     config = with_own_settings(config, given)
     check_values(config, elsewhere)
     _check_metrics(config)
@@ -51,6 +55,28 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     if agent in agents.AGENTS:
         agents.check_gradient_steps(config.agent)
     return config
+
+
+def check_agent_games(config: Config, given: Iterable[str]) -> None:
+    """Refuse settings of several agents where they mean nothing.
+
+    Raises:
+        ConfigError: the message says where they do.
+    """
+    name, shown = config.env.env, {"show_agent", "show_state"}
+    for setting in given:
+        if setting not in AgentGameSettings.__dataclass_fields__:
+            continue
+        if not is_game(name):
+            raise ConfigError(
+                f"{flag(setting)} is for an environment of several agents, package.module:parallel_env or "
+                "package.module:env: leave it out"
+            )
+        if not (setting in {*shown, "learned_agents"} or has_opponents(config.env, name)):
+            raise ConfigError(
+                f"{flag(setting)} means nothing where all agents are learned: say which are with --learned-agents"
+            )
+    sources(config.env)
 
 
 def _check_metrics(config: Config) -> None:

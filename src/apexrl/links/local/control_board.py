@@ -37,6 +37,7 @@ COUNTERS = (
     "lost_gradients",
     "carried_steps",
     "run_env_steps",
+    "matches",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base. Of ``run_env_steps`` there is
 a base alone: on a host that is not the learner's, how many steps the learner says that the whole run has made."""

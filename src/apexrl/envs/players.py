@@ -1,0 +1,70 @@
+"""Who plays the agents that are not learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from apexrl.spec import ACTION_MASK, Array, EnvSpec
+
+
+class Asked(NamedTuple):
+    """An agent that is to act."""
+
+    game: int
+    agent: str
+    player: str  # who acts for it
+    begins: bool  # the first time in this game
+
+
+class Players(Protocol):
+    """Chooses who plays, and their actions."""
+
+    def draw(self, agents: Sequence[str]) -> dict[str, str]:
+        """Agent -> who plays it in a new game: a name that ``act`` knows."""
+        ...
+
+    def act(self, asked: Sequence[Asked], spec: EnvSpec, observations: dict[str, Array]) -> Array:
+        """The actions of those who are asked, counted from 0, [N, ...].
+
+        Args:
+            spec: of what these agents see, and do.
+            observations: name -> [N, ...].
+        """
+        ...
+
+
+MakePlayers = Callable[[int], Players]
+"""From a seed."""
+
+
+class RandomPlayers:
+    """All play uniformly at random, among the actions that their mask allows where an observation has one."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def draw(self, agents: Sequence[str]) -> dict[str, str]:
+        return dict.fromkeys(agents, "random")
+
+    def act(self, asked: Sequence[Asked], spec: EnvSpec, observations: dict[str, Array]) -> Array:
+        return random_actions(self._rng, spec, observations, len(asked))
+
+
+def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[str, Array], count: int) -> Array:
+    """``count`` actions, uniformly at random."""
+    action = spec.action
+    if action.discrete and ACTION_MASK in observations:
+        mask = np.asarray(observations[ACTION_MASK]).astype(bool)
+        mask = np.where(mask.any(axis=1, keepdims=True), mask, True)
+        return np.asarray(np.argmax(rng.random(mask.shape) * mask, axis=1))
+    if action.discrete:
+        return rng.integers(action.n, size=count)
+    if action.nvec:
+        return rng.integers(np.array(action.nvec), size=(count, len(action.nvec)))
+    assert action.low is not None
+    assert action.high is not None
+    low, high = np.maximum(action.low, -1e6), np.minimum(action.high, 1e6)
+    return np.asarray(rng.uniform(low, high, (count, *action.shape)), np.float32)

@@ -1,0 +1,135 @@
+"""Games whose agents take turns: a row has the turns of one agent, and others play the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl.config import EnvConfig
+from apexrl.envs import make_vector
+from apexrl.envs.board_games import BoardGame, env
+from apexrl.envs.players import Asked
+from apexrl.errors import EnvError
+
+GAME = "apexrl.envs.board_games:env"
+
+
+class First:
+    """Puts a stone into the first free cell, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[Asked]] = []
+        self.seen: list[Any] = []
+
+    def draw(self, agents: Sequence[str]) -> dict[str, str]:
+        return {agent: f"first-free-{agent}" for agent in agents}
+
+    def act(self, asked: Sequence[Asked], spec: Any, observations: Any) -> Any:
+        self.asked.append(list(asked))
+        self.seen.append(observations)
+        return np.argmax(observations["observation/action_mask"], axis=1)
+
+
+def games(count: int, **config: Any) -> tuple[Any, First]:
+    player = First()
+    return make_vector(EnvConfig(env=GAME, **config), count, 1, players=lambda seed: player), player
+
+
+def test_a_row_has_the_turns_of_one_agent() -> None:
+    rows, player = games(2)
+    seen = rows.reset()
+    assert rows.spec.observation["observation/observation"].shape == (18,)
+    assert seen["observation/observation"].sum(axis=1).tolist() == [0, 1], "the second row's agent is second"
+    assert [one.agent for one in player.asked[0]] == ["first"]
+    # the learned one fills the last row of the board, the other the first
+    steps = [rows.step(np.array(cells)) for cells in ([8, 8], [7, 7], [6, 3])]
+    assert [step.reward.tolist() for step in steps] == [[0, 0], [0, -1], [1, 0]]
+    assert [step.terminated.tolist() for step in steps] == [[False, False], [False, True], [True, False]]
+    assert [step.starts.tolist() for step in steps] == [[False] * 2, [False] * 2, [False, True]]
+    episodes = {episode.env: episode for step in steps for episode in step.episodes}
+    assert episodes[0].metrics == {"return/first": 1.0, "won": 1.0}
+    assert episodes[1].metrics == {"return/second": -1.0, "won": 0.0}
+    assert (episodes[0].length, episodes[1].length) == (3, 2)
+
+
+def test_players_are_asked_together_and_told_where_a_game_begins() -> None:
+    rows, player = games(4)
+    rows.reset()
+    assert len(player.asked) == 1
+    assert [(one.game, one.begins, one.player) for one in player.asked[0]] == [
+        (1, True, "first-free-first"), (3, True, "first-free-first"),
+    ]  # fmt: skip
+    rows.step(np.array([8, 8, 8, 8]))
+    assert [(one.game, one.begins) for one in player.asked[1]] == [(0, True), (1, False), (2, True), (3, False)]
+
+
+def test_a_draw_and_an_illegal_move() -> None:
+    rows, _ = games(1)
+    rows.reset()
+    step = rows.step(np.array([0]))
+    assert not step.terminated[0]
+    step = rows.step(np.array([0]))
+    assert (step.reward[0], step.terminated[0]) == (-1.0, True)
+    assert step.episodes[0].metrics["won"] == 0.0
+
+
+def test_rewards_are_the_games_results() -> None:
+    rows, rng = make_vector(EnvConfig(env=GAME), 8, 1), np.random.default_rng(1)
+    mask = rows.reset()["observation/action_mask"]
+    found = []
+    for _ in range(100):
+        step = rows.step(np.argmax(rng.random(mask.shape) * mask, axis=1))
+        mask = step.observation["observation/action_mask"] | step.terminated[:, None]
+        for episode in step.episodes:
+            found.append(episode.metrics["won"])
+            assert step.reward[episode.env] == {1.0: 1.0, 0.5: 0.0, 0.0: -1.0}[found[-1]]
+    assert set(found) == {0.0, 0.5, 1.0}, "won, drawn and lost"
+
+
+def test_agents_that_are_not_learned_never_have_a_row() -> None:
+    rows, player = games(3, learned_agents=("second",))
+    rows.reset()
+    for _ in range(12):
+        rows.step(np.array([8, 7, 6]))
+    assert {one.agent for asked in player.asked for one in asked} == {"first"}
+    with pytest.raises(EnvError, match=r"--learned-agents 'third'.*first, second"):
+        games(1, learned_agents=("third",))
+
+
+def test_parallel_agents_that_are_not_learned_are_played() -> None:
+    asked: list[str] = []
+
+    class Stands(First):
+        def act(self, who: Sequence[Asked], spec: Any, observations: Any) -> Any:
+            asked.extend(one.agent for one in who)
+            return np.zeros(len(who), np.int64)
+
+    config = EnvConfig(env="agent_toys:parallel_env", learned_agents=("sh*",))
+    rows = make_vector(config, 2, 1, players=lambda seed: Stands())
+    assert rows.spec.agents == ("short",)
+    rows.reset()
+    steps = [rows.step(np.array([1, 1])) for _ in range(3)]
+    assert steps[1].terminated.all()
+    assert steps[2].starts.all(), "when all learned agents have ended, what remains is not played"
+    assert asked == ["long"] * 4
+
+
+def test_connect_four_knows_its_lines() -> None:
+    game = env("connect_four")
+    game.reset()
+    for column in (0, 1, 0, 1, 0, 1):
+        game.step(column)
+    assert not any(game.terminations.values())
+    game.step(0)
+    assert game.rewards == {"first": 1.0, "second": -1.0}
+    diagonal = BoardGame(6, 7, 4, falls=True)
+    diagonal.reset()
+    for column in (0, 1, 1, 2, 2, 3, 2, 3, 3, 6, 3):
+        assert not any(diagonal.terminations.values())
+        diagonal.step(column)
+    assert diagonal.rewards["first"] == 1.0
+    with pytest.raises(EnvError, match="no line of 4"):
+        BoardGame(3, 3, 4)

@@ -1,0 +1,166 @@
+"""Self-play against a pool of earlier policies: in every topology, and over kills of everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import apexrl
+from apexrl.agents import with_agent
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.errors import ConfigError
+from apexrl.launch import launch
+from apexrl.roles.pool_players import PoolPlayers
+from apexrl.run.metrics import read_rows
+from apexrl.run.opponent_pool import OpponentPool
+from apexrl.topologies.placements import check
+from apexrl.topologies.validation import validate
+
+GAME = "apexrl.envs.board_games:env"
+VALUES: dict[str, Any] = {"epsilon": 0.3, "updates_per_step": 0.1}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apex": ("dueling_dqn", VALUES),
+    "gorila": ("dqn", VALUES),
+    "impala": ("ppo", {}),
+    "a3c": ("a2c", {}),
+    "ga3c": ("a2c", {}),
+    "seed": ("impala", {}),
+    "sample_factory": ("appo", {}),
+}
+
+
+def self_play(topology: str, out: Path, **changes: Any) -> Config:
+    agent, own = RUNS[topology]
+    return override(
+        with_agent(Config(topology=topology), agent),
+        {
+            "env": GAME, "serial": True, "out": str(out), "name": "run", "env_steps": 600, "hidden": (16,),
+            "unroll_length": 8, "batch_size": 8, "min_size": 64, "actors": 1, "envs_per_actor": 8,
+            "eval_episodes": 4, "eval_period_seconds": 1e6, "capacity": 1_000, "pool_period_steps": 150,
+            "pool_size": 3, "match_games": 8, "match_period_seconds": 0.01, **own, **changes,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [name if name in ("seed", "sample_factory") else pytest.param(name, marks=pytest.mark.long) for name in RUNS],
+)
+def test_a_run_plays_its_earlier_policies_and_rates_them(
+    topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: set[str] = set()
+    draw = PoolPlayers.draw
+
+    def noted(self: PoolPlayers, agents: Any) -> dict[str, str]:
+        found = draw(self, agents)
+        drawn.update(found.values())
+        return found
+
+    monkeypatch.setattr(PoolPlayers, "draw", noted)
+    monkeypatch.setattr("apexrl.roles.pool_players._LOOK_SECONDS", 0.0)
+    launch(self_play(topology, tmp_path))
+    ratings = OpponentPool(tmp_path / "run").ratings()
+    assert ratings is not None
+    assert len(ratings.members) == 3
+    assert ratings.members[0].elo == 0.0, "the first is the measure"
+    assert ratings.members[-1].env_steps >= 450
+    assert ratings.matches >= 3
+    assert {"random", "self:newest", f"self:{ratings.members[0].name}"} <= drawn
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert rows[-1]["custom/pool_elo"] == pytest.approx(ratings.elo)
+    assert {"episode/won_mean", "episode/return/first_mean", "episode/return/second_mean"} <= set().union(*rows)
+
+
+_RUN = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {here!r}]
+from test_self_play import self_play
+from apexrl.launch import launch
+changes = dict(serial=False, env_steps=0, match_period_seconds=0.2, pool_period_steps=200, pool_size=50)
+if __name__ == "__main__":
+    launch(self_play("impala", Path({out!r}), **changes))
+"""
+
+
+def test_pool_and_ratings_survive_kills_of_everything(tmp_path: Path) -> None:
+    here = Path(__file__)
+    program = tmp_path / "program.py"
+    program.write_text(_RUN.format(tests=str(here.parents[1]), here=str(here.parent), out=str(tmp_path)))
+    child = subprocess.Popen([sys.executable, str(program)], start_new_session=True, stdout=subprocess.DEVNULL)
+    pool = OpponentPool(tmp_path / "run")
+    try:
+        before = _grown(pool, 4)
+    finally:
+        _kill_session(child.pid)
+        child.wait(timeout=30)
+    killed = pool.ratings()
+    assert killed is not None
+    assert len(killed.members) >= len(before.members)
+    for member in killed.members:
+        assert pool.weights(member.name)
+    total = max(row["env_steps"] for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "env_steps" in row)
+    apexrl.resume(tmp_path / "run", env_steps=int(total) + 600, show=False, trust=("apexrl",))
+    after = pool.ratings()
+    assert after is not None
+    assert [member.name for member in after.members[: len(killed.members)]] == [one.name for one in killed.members]
+    assert after.matches > killed.matches
+    assert len(after.members) > len(killed.members)
+
+
+def _grown(pool: OpponentPool, size: int) -> Any:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        ratings = pool.ratings()
+        if ratings is not None and len(ratings.members) >= size and ratings.matches >= 2:
+            return ratings
+        time.sleep(0.1)
+    raise AssertionError("the pool did not grow")
+
+
+def _kill_session(session: int) -> None:
+    """SIGKILL to every process of a session, which the run's processes are."""
+    mine = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session:
+                mine.append(int(entry.name))
+    for pid in mine:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("placement", ["redis", "listen", "ray"])
+def test_other_hosts_do_not_see_the_pool(placement: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the pool lies in the run folder"):
+        check(self_play("seed", tmp_path), placement)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "text"),
+    [
+        ({"env": "CartPole-v1", "newest_share": 0.1}, "newest_share", "is for an environment of several agents"),
+        ({"env": "x:parallel_env", "pool_size": 9}, "pool_size", "means nothing where all agents are learned"),
+        ({"played_by": ("first",)}, "played_by", "is no NAMES=RUN"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any], given: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
+        validate(self_play("impala", tmp_path, **changes), [given])
+
+
+def test_stacked_frames_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--stack 2: policies of a pool see one frame"):
+        launch(self_play("impala", tmp_path, stack=2))
