@@ -258,3 +258,11 @@ def test_names_that_are_no_folder_names(name: str) -> None:
 def test_other_groups_are_kept() -> None:
     start = Config(learner=LearnerConfig(batch_size=7))
     assert convert.override(start, {"prefetch": 2}).learner == LearnerConfig(batch_size=7, prefetch=2)
+
+
+def test_runs_of_before_0_2_have_the_memory_that_they_had() -> None:
+    text = convert.to_toml(Config()).replace('memory = "none"\n', "")
+    for before, now in (("true", "lstm"), ("false", "none")):
+        old = text.replace("[agent]\n", f"[agent]\nrecurrent = {before}\n")
+        assert old != text
+        assert convert.from_toml(old).agent.memory == now

@@ -11,7 +11,7 @@ import torch
 from host_rig import RUN, Places, wait_for
 
 from apexrl import presets
-from apexrl.agents.r2d2 import R2D2
+from apexrl.agents import agent_class
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.launch import launch
@@ -37,12 +37,15 @@ SMALL: dict[str, Any] = {
     "save_replay": True,
     "target_period_updates": 20,
 }
+TRANSFORMER = {"agent": "dueling_dqn", "memory": "transformer", "memory_heads": 2, "memory_context": 5}
 STILL = {"min_size": 1_000_000, "capacity": 2_000_000}  # nothing is learned
 
 
 def config_for(tmp_path: Path, name: str, **changes: Any) -> Config:
     settings = {**SMALL, "out": str(tmp_path), "name": name, "env_steps": 3000, **changes}
-    return override(presets.preset("position-cartpole").config, settings)
+    return override(
+        presets.with_names(presets.preset("position-cartpole").config, "", settings.get("agent", "")), settings
+    )
 
 
 def flags_of(settings: dict[str, Any]) -> list[str]:
@@ -61,7 +64,7 @@ def assert_sequences_are_whole(folder: RunFolder) -> None:
     found = checkpoint.load_latest(folder.checkpoints)
     assert spec is not None
     assert found is not None
-    agent = R2D2(spec, config.agent)
+    agent = agent_class(config.agent.agent)(spec, config.agent)
     agent.load_state_dict(found.arrays)
     assert agent.updates == 0
     with Replay.load(folder.replay_path) as replay:
@@ -71,8 +74,8 @@ def assert_sequences_are_whole(folder: RunFolder) -> None:
     steps = batch.data["mask"]
     assert set(batch.data[VERSION][steps].tolist()) == {1}
     begins = batch.data["first"][np.arange(400), steps.argmax(axis=1)]
-    zero = ~(batch.data["lstm_h"].any(axis=1) | batch.data["lstm_c"].any(axis=1))
-    np.testing.assert_array_equal(begins, zero)
+    states = (batch.data[name].any(axis=1) for name in ("lstm_h", "lstm_c", "transformer_steps") if name in batch.data)
+    np.testing.assert_array_equal(begins, ~np.any(list(states), axis=0))
     assert 0 < begins.sum() < 400
     priorities = agent.gradients(agent.prepare(batch)).priorities
     ratio = priorities / batch.probabilities
@@ -85,17 +88,19 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("vector", ["sync", "threads"])
-def test_sequences_arrive_whole_from_processes(tmp_path: Path, vector: str) -> None:
-    summary = launch(config_for(tmp_path, "local", vector=vector, **STILL))
+@pytest.mark.parametrize("changes", [{"vector": "sync"}, {"vector": "threads"}, TRANSFORMER])
+def test_sequences_arrive_whole_from_processes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    summary = launch(config_for(tmp_path, "local", **changes, **STILL))
     assert summary["updates"] == 0
     assert_sequences_are_whole(RunFolder(tmp_path / "local"))
 
 
 @pytest.mark.long
-def test_sequences_arrive_whole_from_other_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, TRANSFORMER])
+def test_sequences_arrive_whole_from_other_hosts(tmp_path: Path, changes: dict[str, Any]) -> None:
     with Places("loopback", 2, tmp_path) as places:
-        learner = places.learner("position-cartpole", *flags_of({**SMALL, **STILL, "actor_slots": 2}))
+        settings = {**SMALL, **STILL, **changes, "actor_slots": 2}
+        learner = places.learner("position-cartpole", *flags_of(settings))
         actors = [places.actor(host, "--actors", "1") for host in (0, 1)]
         wait_for("sequences of both", lambda: sum(member.digest.sent_items for member in places.look().alive) > 700)
         assert places.apexrl("stop", "--run", RUN).finish() == 0
