@@ -197,7 +197,7 @@ class ActionSpec:
         before = counted.shape[:-1]
         return _nested(
             [
-                (part.path, counted[..., columns].reshape(*before, *part.shape).astype(part.dtype)[()])
+                (part.path, counted[..., columns].reshape((*before, *part.shape)).astype(part.dtype)[()])
                 for part, columns in zip(self.parts, self.columns, strict=True)
             ]
         )

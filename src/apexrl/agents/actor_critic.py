@@ -20,6 +20,7 @@ from apexrl.agents.acting_noise import LEVELS, ActingNoise
 from apexrl.agents.action_masks import action_masks
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
+from apexrl.agents.hybrid_actions import HybridActions
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.memory import memory_choice
 from apexrl.agents.normalizer import Normalizer
@@ -40,7 +41,7 @@ from apexrl.losses import (
     value_loss,
     vtrace,
 )
-from apexrl.networks.distributions import Categorical, Distribution, Gaussian
+from apexrl.networks.distributions import Categorical, Distribution, Gaussian, Hybrid
 from apexrl.networks.memory import State as MemoryState
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
@@ -74,7 +75,8 @@ class ActorCritic:
 
     Every step carries log μ(a|s), μ being the policy that chose it. Where actions are a box, the policy is a Gaussian
     over its unit range −1 … 1 (``agents.box_actions``). Its draws are clipped for the environment and kept as they
-    were for the learner; its mean depends on the observation, its σ does not.
+    were for the learner; its mean depends on the observation, its σ does not. Of hybrid actions it is that, and a
+    softmax for every choice.
 
     Args:
         spec: the environment; a box of actions must have finite bounds.
@@ -103,12 +105,15 @@ class ActorCritic:
         self._config = config
         self._device = torch.device(device)
         self._rng = acting_generator(seed)
-        if spec.action.hybrid:
-            raise AgentError(f"{config.agent} does not take {spec.action.words} yet")
-        self._box = ActionBox(spec.action, config.agent) if spec.action.box else None
+        self._box: ActionBox | HybridActions | None = None
         self._policy: Distribution
         self._masks = action_masks(spec)
-        if self._box is not None:
+        if spec.action.hybrid:
+            self._box = both = HybridActions(spec.action, config.agent)
+            self._policy, free = Hybrid(both.nvec, both.box.size), both.box.size
+            self.policy_noise = ActingNoise(both.size, config.pink_noise, BOX_WHITE)
+        elif spec.action.box:
+            self._box = ActionBox(spec.action, config.agent)
             self._policy, free = Gaussian(self._box.size), self._box.size
             self.policy_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
         else:

@@ -30,7 +30,7 @@ class ActionBox:
         if action.hybrid:
             raise AgentError(
                 f"{agent} is for Box actions, but this environment takes {action.words}; use an agent for those, such "
-                "as ppo or hybrid_sac: apexrl list agents"
+                "as ppo or sac: apexrl list agents"
             )
         if not action.box:
             raise AgentError(

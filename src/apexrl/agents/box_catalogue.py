@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from apexrl.agents.agent_info import BOX, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
+from apexrl.agents.agent_info import BOX, BOX_OR_BOTH, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import ActionNoiseSettings, HindsightSettings
 
@@ -85,7 +85,7 @@ _REDQ: dict[str, Any] = (
 BOX_AGENTS: dict[str, AgentInfo] = {
     "sac": AgentInfo(
         "apexrl.agents.sac:SAC",
-        BOX,
+        BOX_OR_BOTH,
         (*_SOFT, *REMEMBERS, families.TargetSettings, "huber"),
         "soft actor-critic: two critics, a random policy, a learned temperature",
         "Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905",

@@ -38,7 +38,7 @@ class Choices:
         if action.hybrid:
             raise AgentError(
                 f"{agent} is for discrete actions, but this environment takes {action.words}; use an agent for those, "
-                "see apexrl list agents"
+                "such as ppo or sac: apexrl list agents"
             )
         if action.box:
             raise AgentError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from apexrl.agents import memory, soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
+from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.hybrid_actions import HybridActions, choices_of, numbers_of
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_steps import item_priorities
@@ -28,15 +32,17 @@ from apexrl.agents.transition_batch import (
     side_by_side,
 )
 from apexrl.config import AgentConfig
-from apexrl.losses import critics_loss, policy_loss, soft_target
+from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value
 from apexrl.networks.actor_critic import Critics, Policy
+from apexrl.networks.distributions import Categorical, normal_share, uniform
 from apexrl.networks.ensemble import Ensemble
 from apexrl.networks.memory import MemoryChoice
 from apexrl.networks.recall import Present
 from apexrl.networks.squashed_gaussian import gaussian, squash
 from apexrl.protocols import Acted, Arrays, State
-from apexrl.spec import EnvSpec, Field
+from apexrl.spec import Array, EnvSpec, Field
 
+ENTROPY_SHARE = 0.89  # of the greatest entropy of choices, as of discrete SAC
 CRITICS = 2  # the smaller of two values counts (Fujimoto et al. 2018, section 4.2)
 
 
@@ -49,7 +55,7 @@ class SAC:
     Entropies are of actions in −1 … 1, as in SB3; those of the environment's units differ by a constant.
 
     Args:
-        spec: the environment; its actions must be a box with finite bounds.
+        spec: the environment; its actions must be a box with finite bounds, or hybrid (``HybridSAC``).
         config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the networks' first weights, of exploration and of the learner's samples from the policy.
@@ -58,6 +64,10 @@ class SAC:
         AgentError: the actions are no such box.
         ConfigError: a temperature is not positive.
     """
+
+    def __new__(cls, spec: EnvSpec, *rest: Any, **others: Any) -> SAC:
+        """Of hybrid actions it is ``HybridSAC``."""
+        return super().__new__(HybridSAC if cls is SAC and spec.action.hybrid else cls)
 
     _targets = True  # a copy of the critics follows them
     _remembers = True  # what it saw before, where --memory asks for it
@@ -248,3 +258,161 @@ class SAC:
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal
+
+
+class HybridSAC(SAC):
+    """SAC of choices and numbers at once (Delalleau et al. 2019, Discrete and Continuous Action Representation for
+    Practical RL in Video Games, arXiv 1912.11077, section 3).
+
+    The policy has a softmax for every choice and a squashed Gaussian for the numbers, independent of each other in one
+    state. Critics take the numbers and have a value for each combination of choices: over these the losses take
+    expectations, as discrete SAC does, and numbers are drawn. Each half has a temperature of its own:
+    ``target_entropy`` is that of the numbers, and choices have 0.89 of their greatest entropy.
+
+    Args:
+        spec: the environment; its actions are hybrid, with finite bounds and at most 4096 combinations of choices.
+    """
+
+    def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
+        self._hybrid = HybridActions(spec.action, config.agent)
+        self._choices = Choices(choices_of(spec), config.agent)
+        self._softmax = Categorical(self._hybrid.nvec, vector=True)
+        super().__init__(replace(spec, action=numbers_of(spec.action)), config, device, seed)
+        self.policy_noise = ActingNoise(self._hybrid.size, config.pink_noise)
+        greatest = math.log(self._choices.n)
+        self._choice_temperature = Temperature(config, ENTROPY_SHARE * greatest, self._device, "choice_temperature")
+        self.networks["choice_temperature"] = self._choice_temperature.trained
+        self._choice_log_prob: Tensor | None = None  # expected by the last policy's loss, [B]
+
+    def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
+        config, outputs = self._config, self._softmax.outputs + 2 * self._box.size
+        chosen = self._memory_choice
+        policy = Policy(spec, config.hidden, outputs, config.image_units, config.network, memory=chosen)
+        return policy, self._critics_of(spec, CRITICS, self._choices.n, Ensemble)
+
+    # Acting
+
+    def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
+        """Choices and numbers in the environment's units, float32 [B, k + d]: as of ``SAC``."""
+        k = self._hybrid.choices
+        with torch.no_grad():
+            seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), state)
+            logits, (mean, log_std) = self._split(self._policy.network(seen))
+            if greedy:
+                unit, chosen = as_array(torch.tanh(mean)), self._softmax.mode(as_array(logits))
+                return self._memory.acted(self._joined(chosen, unit), {}, seen, state, greedy)
+            noise, state = self.policy_noise.normal(len(mean), state, self._rng)
+            unit = as_array(squash(mean, log_std, torch.from_numpy(noise[:, k:]).to(self._device))[0])
+        random = np.isinf(exploration)
+        if random.any():
+            unit[random] = self.policy_noise.random(noise[random], self._rng)[:, k:]
+        said = np.where(random[:, None], np.float32(0), as_array(logits))
+        drawn = self._softmax.drawn(said, uniform(noise[:, :k])).action
+        return self._memory.acted(self._joined(drawn, unit), {}, seen, state, greedy)
+
+    def decide(self, observation: Observation, state: Mapping[str, Tensor], noise: Tensor | None = None) -> Decision:
+        """As of ``SAC``."""
+        k = self._hybrid.choices
+        seen = Present(self._normalizer.observation(observation), state)
+        logits, (mean, log_std) = self._split(self._policy.network(seen))
+        if noise is None:
+            chosen, unit = self._softmax.chosen(logits, None), torch.tanh(mean)
+        else:
+            chosen = self._softmax.chosen(logits, normal_share(noise[:, :k]))
+            unit = squash(mean, log_std, noise[:, k:])[0]
+        return Decision(self._hybrid.to_env_tensor(torch.cat((chosen.float(), unit), dim=1)), seen.after)
+
+    @torch.no_grad()
+    def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
+        """The smaller Q [B] of the likeliest choices and tanh(μ) at episodes' first observations."""
+        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), None)
+        logits, (mean, _) = self._split(self._policy.network(seen))
+        index = self._choices.index(self._softmax.chosen(logits, None))
+        values = self._critics.network(seen, torch.tanh(mean)).amin(dim=0)
+        return as_array(values.gather(1, index[:, None]).squeeze(1) * self._normalizer.unit)
+
+    @torch.no_grad()
+    def priorities(self, items: Arrays) -> NDArray[np.float32]:
+        """As of ``SAC``."""
+        batch = self._normalizer.transitions(self._memory.fresh(items))
+        log_probs, next_action, next_log_prob = self._drawn(batch.next_observation, self._white)
+        both = side_by_side(batch.observation, batch.next_observation)
+        numbers = torch.cat((self._numbers(batch.action), next_action))
+        now, later = self._critics.network(both, numbers).tensor_split(2, dim=1)
+        target = self._target(batch, later, log_probs, next_log_prob)
+        errors = (target - self._taken(now, batch.action)).abs().mean(dim=0)
+        return as_array(item_priorities(batch, errors, self._config.priority_eta))
+
+    # Learning
+
+    def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
+        """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·(Σ_j π(j|s')·(min_k Q⁻_k(s', a', j) − α_c·log π(j|s')) −
+        α·log π(a'|s')), of choices j and numbers a'.
+
+        Args:
+            noise: [B, d] standard normal, of which the policy makes a'.
+        """
+        with torch.no_grad():
+            log_probs, next_action, next_log_prob = self._drawn(batch.next_observation, lambda mean: noise)
+            later = self._critics.target(batch.next_observation, next_action)
+            target = self._target(batch, later, log_probs, next_log_prob)
+        q = self._taken(self._critics.network(batch.observation, self._numbers(batch.action)), batch.action)
+        delta = target - q
+        loss = critics_loss(delta, batch.weights, self._config.huber)
+        drawn = next_log_prob + (log_probs.exp() * log_probs).sum(dim=1)
+        return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, drawn)
+
+    def policy_loss(self, batch: Transitions, noise: Tensor) -> PolicyLoss:
+        """mean(α·log π(a|s) − Σ_j π(j|s)·(min_k Q_k(s, a, j) − α_c·log π(j|s))), of choices j and numbers a.
+
+        Args:
+            noise: [B, d] standard normal, of which the policy makes a.
+        """
+        log_probs, action, log_prob = self._drawn(batch.observation, lambda mean: noise)
+        value = soft_value(self._climbed(batch, action), log_probs, self._choice_temperature.value)
+        self._choice_log_prob = (log_probs.exp() * log_probs).sum(dim=1).detach()
+        return PolicyLoss((self._temperature.value * log_prob - value).mean(), log_prob)
+
+    def gradients(self, batch: Transitions) -> Gradients:
+        """As of ``SAC``, with the choices' temperature."""
+        found = super().gradients(batch)
+        if "policy" in found.groups and self._choice_log_prob is not None:
+            own = {"choice_temperature": self._choice_temperature.gradient(self._choice_log_prob)}
+            found = found._replace(groups={**found.groups, **own})
+        return found
+
+    def apply(self, groups: Mapping[str, Tensor]) -> None:
+        """As of ``SAC``, with the choices' temperature."""
+        soft_update.apply(self, groups)
+        if "choice_temperature" in groups:
+            self._choice_temperature.step(groups["choice_temperature"])
+
+    def _drawn(self, observation: Observation, noise: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """log π [B, n] of all combinations of choices, unit numbers [B, d], and log π [B] of these."""
+        logits, (mean, log_std) = self._split(self._policy.network(observation))
+        each = [torch.log_softmax(part, dim=1) for part in torch.split(logits, self._hybrid.nvec, dim=1)]
+        log_probs = each[0]
+        for other in each[1:]:
+            log_probs = (log_probs.unsqueeze(2) + other.unsqueeze(1)).flatten(1)
+        return log_probs, *squash(mean, log_std, noise(mean))
+
+    def _target(self, batch: Transitions, later: Tensor, log_probs: Tensor, next_log_prob: Tensor) -> Tensor:
+        """y [B] of the critics' answers at (s', a'), [K, B, n]."""
+        value = soft_value(later, log_probs, self._choice_temperature.value) - self._temperature.value * next_log_prob
+        return torch.addcmul(batch.reward, batch.discount, value)
+
+    def _split(self, output: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Logits of all choices, and μ and log σ."""
+        return output[:, : self._softmax.outputs], gaussian(output[:, self._softmax.outputs :])
+
+    def _joined(self, chosen: Array, unit: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._hybrid.to_env(np.concatenate((chosen.astype(np.float32), unit), axis=1))
+
+    def _numbers(self, action: Tensor) -> Tensor:
+        """The numbers of the environment's actions, [B, d] in −1 … 1."""
+        return self._box.to_unit(action[:, self._hybrid.choices :])
+
+    def _taken(self, answers: Tensor, action: Tensor) -> Tensor:
+        """Q(s, a) [K, B] of the answers [K, B, n]."""
+        index = self._choices.index(action[:, : self._hybrid.choices].long()).expand(answers.shape[:2])
+        return answers.gather(2, index.unsqueeze(2)).squeeze(2)

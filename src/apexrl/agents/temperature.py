@@ -30,12 +30,15 @@ class Temperature:
     Args:
         config: ``temperature`` > 0 fixes α; 0 learns it from ``initial_temperature`` on.
         target_entropy: nats that the policy's entropy is steered to.
+        name: of its group of parameters.
 
     Raises:
         ConfigError: a temperature is not positive.
     """
 
-    def __init__(self, config: AgentConfig, target_entropy: float, device: torch.device) -> None:
+    def __init__(
+        self, config: AgentConfig, target_entropy: float, device: torch.device, name: str = "temperature"
+    ) -> None:
         if config.temperature < 0.0 or not config.initial_temperature > 0.0:
             raise ConfigError(
                 f"--temperature {config.temperature:g} must be positive, or 0 to be learned, and --initial-temperature "
@@ -46,7 +49,7 @@ class Temperature:
         module = LogTemperature(config.temperature or config.initial_temperature).to(device)
         eps = config.optimizer_eps if config.optimizer == "adam" else AgentConfig().optimizer_eps
         own = replace(config, optimizer="adam", optimizer_eps=eps, first_moment_decay=0.9, second_moment_decay=0.999)
-        self.trained = Trained("temperature", module, own, config.temperature_learning_rate)
+        self.trained = Trained(name, module, own, config.temperature_learning_rate)
 
     @property
     def value(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Action distributions made of a policy's outputs: categorical, or Gaussian.
+"""Action distributions made of a policy's outputs: categorical, Gaussian, or both at once.
 
 Acting draws from the actor's generator, choices in native code: behind a network's pass a dozen NumPy calls on a few
 numbers find cold caches. Learning is PyTorch and differentiable.
@@ -160,3 +160,56 @@ class Gaussian:
 
     def _log_std(self, outputs: Tensor) -> Tensor:
         return outputs[:, self._size :].clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+class Hybrid:
+    """Independent choices and independent normal variables; ``outputs`` are logits, then μ, then log σ.
+
+    The log-probability of all is the sum of both, and so is the entropy (Fan et al. 2019, Hybrid Actor-Critic
+    Reinforcement Learning in Parameterized Action Space, arXiv 1903.01344: PPO with both heads). Actions are float32
+    [B, k + size], choices first. Its noise is standard normal, [B, k + size]; a choice is drawn by where its number
+    stands among all.
+
+    Args:
+        nvec: alternatives of every choice, k of them.
+        size: variables.
+    """
+
+    def __init__(self, nvec: Sequence[int], size: int) -> None:
+        self._choices, self._numbers = Categorical(nvec, vector=True), Gaussian(size)
+        self._k, self._logits = len(nvec), self._choices.outputs
+        self._size = size
+        self.outputs = self._choices.outputs + self._numbers.outputs
+
+    def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
+        return self.drawn(outputs, rng.standard_normal((len(outputs), self._k + self._size), np.float32))
+
+    def drawn(self, outputs: Floats, noise: Floats) -> Sample:
+        chosen = self._choices.drawn(outputs[:, : self._logits], uniform(noise[:, : self._k]))
+        numbers = self._numbers.drawn(outputs[:, self._logits :], noise[:, self._k :])
+        action = np.concatenate((chosen.action.astype(np.float32), numbers.action), axis=1)
+        return Sample(action, chosen.log_prob + numbers.log_prob)
+
+    def mode(self, outputs: Floats) -> Array:
+        chosen = self._choices.mode(outputs[:, : self._logits])
+        return np.concatenate((chosen.astype(np.float32), self._numbers.mode(outputs[:, self._logits :])), axis=1)
+
+    def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
+        uniforms, normals = (None, None) if noise is None else (normal_share(noise[:, : self._k]), noise[:, self._k :])
+        chosen = self._choices.chosen(outputs[:, : self._logits], uniforms)
+        return torch.cat((chosen.float(), self._numbers.chosen(outputs[:, self._logits :], normals)), dim=1)
+
+    def score(self, outputs: Tensor, action: Tensor) -> Score:
+        choices = self._choices.score(outputs[:, : self._logits], action[:, : self._k].long())
+        numbers = self._numbers.score(outputs[:, self._logits :], action[:, self._k :])
+        return Score(choices.log_prob + numbers.log_prob, choices.entropy + numbers.entropy)
+
+
+def uniform(normal: Floats) -> NDArray[np.float64]:
+    """Where standard normal numbers stand among all: uniform in 0 … 1, 1 left out."""
+    return cast("NDArray[np.float64]", normal_share(torch.from_numpy(np.ascontiguousarray(normal))).double().numpy())
+
+
+def normal_share(normal: Tensor) -> Tensor:
+    """As ``uniform``, of float32 tensors."""
+    return (0.5 * (1.0 + torch.erf(normal * math.sqrt(0.5)))).clamp(max=1.0 - 2.0**-24)

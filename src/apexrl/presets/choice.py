@@ -65,14 +65,14 @@ def _pairs(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
 
 def _agents(facts: EnvFacts, topology: str) -> list[str]:
     """Agents for its actions: that of the topology, then those for such an environment, then all others."""
-    box = facts.spec.action.box
+    box, hybrid = facts.spec.action.low is not None, facts.spec.action.hybrid
     replays, unrolls = ("sac" if box else "dueling_dqn"), "ppo"
     first = [unrolls, replays] if _fast(facts) else [replays, unrolls]
     own = [topologies.info(topology).agent] if topology else []
     if topology == "offline":
         own = ["iql" if box else "discrete_cql"]
     named = [*own, *first, *AGENTS] if topology else [*first, *AGENTS]
-    return [name for name in dict.fromkeys(named) if _acts(name, box)]
+    return [name for name in dict.fromkeys(named) if _acts(name, box, hybrid)]
 
 
 def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
@@ -86,8 +86,10 @@ def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
     return [best, *(name for name in topologies.TOPOLOGIES if name != best)]
 
 
-def _acts(agent: str, box: bool) -> bool:
+def _acts(agent: str, box: bool, hybrid: bool) -> bool:
     needs = AGENTS[agent].needs
+    if hybrid:
+        return "Tuple" in needs
     return ("Box" in needs) if box else ("Discrete" in needs)
 
 

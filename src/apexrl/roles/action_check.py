@@ -60,10 +60,13 @@ class ActionCheck:
         values, space = np.asarray(actions), self._space
         if values.shape != shape:
             return f"actions of shape {list(values.shape)}"
-        if values.dtype.kind not in ("iuf" if space.box else "iu"):
+        if values.dtype.kind not in ("iuf" if space.low is not None else "iu"):
             return f"{values.dtype} actions"
         if space.box:
             bad = ~np.isfinite(values)
+        elif space.hybrid:
+            bad, chosen = ~np.isfinite(values), values[:, : len(space.nvec)]
+            bad[:, : len(space.nvec)] |= (chosen < 0) | (chosen >= np.array(space.nvec)) | (chosen != np.floor(chosen))
         else:
             bad = (values < 0) | (values >= np.array(space.nvec or space.n))
         if not bad.any():
@@ -76,6 +79,8 @@ class ActionCheck:
         what = f"{space.dtype} {[count, *space.shape]}"
         if space.discrete:
             return f"{what}, each from 0 to {space.n - 1}"
+        if space.hybrid:
+            return f"{what}, of which the first {len(space.nvec)} columns are whole numbers below {space.nvec}"
         if space.nvec:
             return f"{what}, from 0 to {', '.join(str(n - 1) for n in space.nvec)} by column"
         return f"{what}, all finite"

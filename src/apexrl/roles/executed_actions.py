@@ -113,14 +113,15 @@ def check_actions(settings: EvaluatorConfig, space: ActionSpec) -> None:
     Raises:
         ConfigError: the message names the setting.
     """
-    if settings.eval_epsilon and space.box:
+    if settings.eval_epsilon and space.low is not None:
+        kind = "a box" if space.box else space.words
         raise ConfigError(
             f"eval_epsilon {settings.eval_epsilon:g} means nothing here: it is a share of uniformly random actions, "
-            "for discrete actions only, and this environment's are a box. Set it to 0; where the policy is random by "
+            f"for discrete actions only, and this environment's are {kind}. Set it to 0; where the policy is random by "
             "itself, eval_actions = sampled draws from it"
         )
     if settings.eval_noops and not space.discrete:
-        kind = "a box" if space.box else "several choices at once"
+        kind = "a box" if space.box else space.words if space.hybrid else "several choices at once"
         raise ConfigError(
             f"eval_noops {settings.eval_noops} means nothing here: a no-op is action {NO_OP} of Discrete actions, and "
             f"this environment's actions are {kind}. Set it to 0"
