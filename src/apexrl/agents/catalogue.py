@@ -5,7 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from apexrl.agents.agent_info import ANY, DISCRETE, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, STEP_SIZE, AgentInfo
+from apexrl.agents.agent_info import (
+    ANY,
+    ANY_OR_BOTH,
+    DISCRETE,
+    KEPT,
+    LEARNED,
+    POLYAK,
+    REMEMBERS,
+    SOFT,
+    STEP_SIZE,
+    AgentInfo,
+)
 from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
 from apexrl.config.schema import EpsilonSettings, HindsightSettings
@@ -35,7 +46,7 @@ _PQN = (
     *("unroll_length", "epochs", "minibatches"),
 )
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
-_actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY, _GRADIENTS, item="unroll")
+_actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY_OR_BOTH, _GRADIENTS, item="unroll")
 
 # The switches of Q-learning, all off, and Ape-X's ε: a name below turns on its own.
 _PLAIN: dict[str, Any] = {
