@@ -298,7 +298,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
     found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
     found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
     if agent in _UNROLLS_OWN:
-        found |= _UNROLLS_BOXES if facts.spec.action.low is not None else _unrolls_discrete(facts)
+        found |= _UNROLLS_BOXES if facts.spec.action.box or facts.spec.action.hybrid else _unrolls_discrete(facts)
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if agent in BOXES_OWN and not facts.image_side:
         found |= {"min_size": _random_steps(facts)}

@@ -65,7 +65,8 @@ def _pairs(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
 
 def _agents(facts: EnvFacts, topology: str) -> list[str]:
     """Agents for its actions: that of the topology, then those for such an environment, then all others."""
-    box, hybrid = facts.spec.action.low is not None, facts.spec.action.hybrid
+    hybrid = facts.spec.action.hybrid
+    box = facts.spec.action.box or hybrid
     replays, unrolls = ("sac" if box else "dueling_dqn"), "ppo"
     first = [unrolls, replays] if _fast(facts) else [replays, unrolls]
     own = [topologies.info(topology).agent] if topology else []

@@ -60,7 +60,7 @@ class ActionCheck:
         values, space = np.asarray(actions), self._space
         if values.shape != shape:
             return f"actions of shape {list(values.shape)}"
-        if values.dtype.kind not in ("iuf" if space.low is not None else "iu"):
+        if values.dtype.kind not in ("iuf" if space.box or space.hybrid else "iu"):
             return f"{values.dtype} actions"
         if space.box:
             bad = ~np.isfinite(values)

@@ -113,7 +113,7 @@ def check_actions(settings: EvaluatorConfig, space: ActionSpec) -> None:
     Raises:
         ConfigError: the message names the setting.
     """
-    if settings.eval_epsilon and space.low is not None:
+    if settings.eval_epsilon and (space.box or space.hybrid):
         kind = "a box" if space.box else space.words
         raise ConfigError(
             f"eval_epsilon {settings.eval_epsilon:g} means nothing here: it is a share of uniformly random actions, "

@@ -70,7 +70,11 @@ class RunRecord:
         config: Config = folder.config()
         lines = read_rows(folder.metrics_path, MOST_BYTES) if folder.metrics_path.is_file() else []
         spec = folder.spec()
-        nvec = (spec.action.nvec or (spec.action.n,)) if spec is not None and spec.action.low is None else ()
+        nvec = (
+            (spec.action.nvec or (spec.action.n,))
+            if spec is not None and not (spec.action.box or spec.action.hybrid)
+            else ()
+        )
         return cls(
             flat(config),
             [row for row in lines if row.get("kind") == "status"],
