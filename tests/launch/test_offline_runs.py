@@ -22,6 +22,8 @@ from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.loaded_agent import load_agent
 from apexrl.launch import launch
+from apexrl.presets import unseen
+from apexrl.presets.choice import AUTO, choose
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
@@ -118,6 +120,16 @@ def test_a_run_goes_on_with_actors_where_the_dataset_ends(tmp_path: Path, datase
     assert again.summary["env_steps"] >= 300
     assert again.summary["updates"] > 150  # those of the dataset among them
     assert again.summary["best_eval_return"] is not None
+
+
+def test_an_agent_for_datasets_runs_offline_unless_a_topology_is_named() -> None:
+    for name in ("bc", "cql", "discrete_cql", "iql", "td3_bc"):
+        assert unseen.default_topology(name) == "offline"
+        facts = unseen.assumed_facts(name)
+        assert choose(facts, 4, name, "apex", ()).topology == "apex"
+    assert choose(unseen.assumed_facts("sac"), 4, AUTO, "offline", ()).agent == "iql"
+    assert choose(unseen.assumed_facts("dqn"), 4, AUTO, "offline", ()).agent == "discrete_cql"
+    assert unseen.default_topology("sac") == "apex"
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path: Path, dataset: str) -> None:

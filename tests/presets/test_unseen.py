@@ -94,8 +94,9 @@ def test_every_recipe_is_a_run_in_every_topology_of_its_agent(action: str, seen:
         for topology in topologies.TOPOLOGIES:
             if topologies.runs(topology, agent):
                 config = unseen.with_recipe(agent, topology, facts(action, seen), recipe)
+                limits = {"updates": 1000, "dataset": "some"} if topology == "offline" else {"env_steps": 1000}
                 if not topologies.obstacle(config):
-                    validate(override(config, {"env_steps": 1000}))
+                    validate(override(config, limits))
                 assert (config.agent.agent, config.topology, config.recipe) == (agent, topology, recipe)
 
 

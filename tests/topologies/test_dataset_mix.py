@@ -23,7 +23,8 @@ from apexrl.launch.wiring import Wiring
 from apexrl.protocols import Item
 from apexrl.replay import BatchServer
 from apexrl.roles.policy_lag import AgeLimit, lags_with_dataset
-from apexrl.topologies import placements, topology
+from apexrl.topologies import host_cut, placements, topology
+from apexrl.topologies.program import MixedLink
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 from corridor_data import CORRIDOR, corridor_episodes, write_corridor
@@ -119,6 +120,18 @@ def test_whole_runs_keep_the_pace_of_updates(dataset: str, cell: str, tmp_path: 
     learners = 2 if "two" in cell else 1  # who make each update together
     assert summary["samples_per_insert"] == pytest.approx(0.25 * 20 * 0.75 * learners, rel=0.25)
     assert summary["updates"] > 200
+
+
+def test_over_hosts_the_mix_holds_what_the_intake_writes(dataset: str) -> None:
+    config = host_cut.with_slots(config_of(dataset, "apex"))
+    program = topology("apex")(config, probe_learner(config))
+    assert host_cut.replay_of(program) is not None
+    side = host_cut.learner_side(program, {})
+    ports = {node.name: node.ports for node in side.nodes}
+    mixed = ports["learner"]["replay"]
+    assert isinstance(mixed, MixedLink)
+    assert mixed.replay is ports["intake"]["queue_0"]
+    assert mixed.replay.options["writers"] == 1
 
 
 def test_ray_and_a_dataset_do_not_go_together(dataset: str) -> None:
