@@ -21,7 +21,7 @@ from apexrl.presets import PRESETS, with_agent
 
 KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
-    *("recency_half_life", "lag_half_life", "dataset", "dataset_share"),
+    *("recency_half_life", "lag_half_life", "dataset", "dataset_share", "hindsight", "hindsight_share"),
     *("min_size", "updates_per_step", "insert_band", "random_start"),
 }
 SIGMAS = {"sigma", "sigma_alpha", "sigma_least"}
@@ -336,6 +336,12 @@ SWITCHED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("td3", {"sigma": 0.0}, {"sigma": 0.4}, {"sigma_alpha": 1.0}),
     ("td3", {"sigma_alpha": 1.0}, {"sigma_alpha": 0.0}, {"sigma_least": 0.01}),
     ("d4pg", {"updates_per_step": 0.0}, {}, {"insert_band": 0.9}),  # which else says when somebody waits
+    (
+        "dqn",
+        {"hindsight": "none"},
+        {},
+        {"hindsight_share": 0.5},
+    ),  # which else needs goals: tests/topologies/test_goal_runs.py
 ]
 
 
