@@ -212,11 +212,11 @@ def _buffer(
 
 
 def _check_kinds(leaves: Sequence[Leaf], spec: EnvSpec, what: str) -> None:
-    """Raises DatasetError: a value of variable length, or an action of several kinds."""
+    """Raises DatasetError: a value of variable length, or actions in a tuple or dict."""
     if padded := [leaf.name for leaf in leaves if leaf.padded]:
         raise DatasetError(f"{what}: {padded[0]} varies in length (a text, sequence or graph), which is not supported")
-    if spec.action.hybrid:
-        raise DatasetError(f"{what}: its actions are {spec.action.words}, which is not supported: use one kind")
+    if spec.action.parts:
+        raise DatasetError(f"{what}: its actions are a Tuple or Dict, which is not supported: use one space")
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
