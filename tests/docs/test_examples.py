@@ -208,3 +208,23 @@ def test_the_jax_loop_learns():
     assert min(rate, updates) > 0
     assert episodes > 20
     assert reached >= 60  # about 22 by chance
+
+
+@pytest.mark.long
+def test_self_play_says_what_is_lost(tmp_path):
+    command = [sys.executable, EXAMPLES / "self_play.py", "tic_tac_toe", "1500"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"(first|second): (\d+) of (\d+) lines of play are lost", done.stdout)
+    assert [seat for seat, _, _ in said] == ["first", "second"]
+    assert all(0 <= int(lost) <= int(played) for _, lost, played in said)
+
+
+def test_several_agents_say_what_is_missing(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfound = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'mpe2' else found(name, *more)\n"
+    )
+    done = run("several_agents.py", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "this example needs mpe2: pip install 'apexrl[pettingzoo]' mpe2\n"

@@ -80,6 +80,27 @@ def test_a_run_plays_its_earlier_policies_and_rates_them(
     assert {"episode/won_mean", "episode/return/first_mean", "episode/return/second_mean"} <= set().union(*rows)
 
 
+def test_a_run_plays_another_runs_policies_which_may_be_of_another_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few: dict[str, Any] = {"env_steps": 160, "eval_episodes": 1}
+    launch(self_play("impala", tmp_path, **few, learned_agents=("second",), name="second"))
+    played: set[str] = set()
+    act = PoolPlayers.act
+
+    def noted(self: PoolPlayers, asked: Any, spec: Any, observations: Any) -> Any:
+        played.update(f"{one.agent} {one.player}" for one in asked)
+        return act(self, asked, spec, observations)
+
+    monkeypatch.setattr(PoolPlayers, "act", noted)
+    other = tmp_path / "second"
+    changes = {"learned_agents": ("first",), "played_by": (f"second={other}",), "match_period_seconds": 1e6}
+    launch(self_play("apex", tmp_path, **few, **changes, name="first"))
+    drawn = {name for name in played if f"{other}:" in name}
+    assert f"second {other}:newest" in drawn
+    assert played - drawn <= {"second random"}, "evaluations have random opponents"
+
+
 _RUN = """
 import sys
 from pathlib import Path

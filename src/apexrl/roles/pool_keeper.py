@@ -13,7 +13,7 @@ from apexrl.config.convert import override
 from apexrl.errors import ApexrlError, ConfigError
 from apexrl.protocols import Agent, Arrays, Context, WeightsReader
 from apexrl.roles.evaluator import Trial
-from apexrl.roles.pool_players import PoolPlayers
+from apexrl.roles.pool_players import PoolPlayers, sources
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.opponent_pool import Member, OpponentPool, Ratings
@@ -61,12 +61,14 @@ class PoolKeeper:
         self._trial: Trial | None = None
         self._member: Member | None = None
         self._next_match = context.clock()
+        others = sources(settings)
+        self._rates = not others or any(one.run == OWN for one in others)  # else its policies play nobody's part
 
     def step(self) -> bool:
         """One step of the match in progress, or the start of one. False: there is nothing to do yet."""
         moved = self._pull()
         if self._trial is None:
-            if not self._ratings.members or self._context.clock() < self._next_match:
+            if not (self._rates and self._ratings.members) or self._context.clock() < self._next_match:
                 if not moved:
                     time.sleep(min(self._context.patience, _REST_SECONDS))
                 return False

@@ -14,6 +14,7 @@ import numpy as np
 from apexrl.config import Config, EnvConfig
 from apexrl.config.agent_game_settings import OWN
 from apexrl.config.game_names import has_opponents
+from apexrl.config.trust import entrusted, modules
 from apexrl.envs.players import Asked, MakePlayers, random_actions
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.protocols import Agent, Context
@@ -86,7 +87,7 @@ class PoolPlayers:
         self._pools: dict[str, _Pool] = {OWN: _Pool(Path(folder), config)}
         for source in self._sources:
             if source.run not in self._pools:
-                self._pools[source.run] = _Pool(Path(source.run), None)
+                self._pools[source.run] = _Pool(Path(source.run), None, trust=modules(config))
         self._policies: OrderedDict[str, _Policy] = OrderedDict()
         self._states: dict[tuple[int, str], dict[str, Array]] = {}  # of (game, agent)
         self.rival = ""
@@ -184,10 +185,11 @@ class _Pool:
 
     Args:
         config: of that run; None: its folder says, when it is there.
+        trust: modules of which that folder may name an agent or a network.
     """
 
-    def __init__(self, run: Path, config: Config | None) -> None:
-        self._run, self._config = run, config
+    def __init__(self, run: Path, config: Config | None, trust: Sequence[str] = ()) -> None:
+        self._run, self._config, self._trust = run, config, trust
         self._pool = OpponentPool(run)
         self._looked, self._looked_newest = -np.inf, -np.inf
         self._ratings: Ratings | None = None
@@ -213,7 +215,10 @@ class _Pool:
         stamp = self._stamp_of(name)
         weights = self._pool.weights(name)
         if into is None:
-            config = self._config or RunFolder(self._run).config()
+            config = self._config
+            if config is None:
+                folder = RunFolder(self._run)
+                config = entrusted(folder.config(), self._trust, str(folder.config_path), env=False)
             agent = cast("Agent", agent_class(config.agent.agent)(spec, config.agent, "cpu", seed))
             into = _Policy(agent, sum(array.nbytes for array in weights.values()), stamp)
         try:
