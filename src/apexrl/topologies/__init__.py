@@ -135,7 +135,7 @@ TOPOLOGIES = {
     "offline": Topology(
         "a learner samples a replay that holds a dataset; nobody acts, and an evaluator measures the weights",
         "Levine et al. 2020, arXiv 2005.01643",
-        agent="bc",
+        agent="discrete_cql",
         ignores=(
             *("actors", "envs_per_actor", "vector", "actor_slots", "min_actors", "random_start", "pull_period"),
             *("epsilon", "epsilon_alpha", "exploration_steps", "sigma", "sigma_alpha", "sigma_least", "pink_noise"),
