@@ -180,12 +180,12 @@ class Blocks {
       if (b >= h.blocks_committed.load(std::memory_order_acquire) && !commit(b + 1)) break;
       BlockHead& head = view_.block(b);
       if (head.slot.load(std::memory_order_relaxed) != 0) continue;
+      uint64_t touched = h.blocks_touched.load(std::memory_order_relaxed);
+      while (touched <= b && !h.blocks_touched.compare_exchange_weak(touched, b + 1)) {}
       named.store(uint32_t(b) + 1, std::memory_order_release);  // said before the claim: see free_blocks
       uint32_t none = 0;
       if (!head.slot.compare_exchange_strong(none, slot + 1, std::memory_order_acq_rel)) continue;
       h.free_block.compare_exchange_strong(seen, (seen >> 32) << 32 | (b + 1), std::memory_order_acq_rel);
-      uint64_t touched = h.blocks_touched.load(std::memory_order_relaxed);
-      while (touched <= b && !h.blocks_touched.compare_exchange_weak(touched, b + 1)) {}
       return uint32_t(b) + 1;
     }
     named.store(0, std::memory_order_release);

@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t kCapacity = 64;
 constexpr uint32_t kChunk = 4, kStreams = 2, kNStep = 2, kStack = 2, kLength = 4, kStride = 2, kDesk = 2, kBatch = 7;
 constexpr uint32_t kLarge = 80;  // bytes: a plane of its own
+constexpr uint32_t kText = 600;  // the most of a ragged column: in up to four blocks
 constexpr uint64_t kWorkers = 5, kTags = 1'000'000;  // worker w writes tags from w · kTags on
 
 // What the processes of one trial tell each other.
@@ -37,6 +38,7 @@ struct Flavour {
   Remover remover = Remover::fifo;
   bool travels = false;  // its items go to another host, chunk by chunk
   bool ages = false;     // older items are drawn less often
+  bool ragged = false;   // with a column whose rows vary in length
 };
 bool chunks_travel = false;  // of the flavour under trial
 
@@ -68,8 +70,12 @@ std::shared_ptr<Replay> make(const Flavour& flavour, uint32_t lanes) {
   g.alpha = 1.0;
   g.seed = 1;
   if (flavour.ages) g = testing::decaying(g, 0.02 * kCapacity, 8.0);
-  auto replay = Replay::create(g, {Column{8, 8, stream, 1, 0, 0, 0, 0}, Column{kLarge, 1, stream, 1, 0, 0, 0, 0}}, "{}",
-                               0, 0.0, 0.0, "");
+  std::vector<Column> columns{Column{8, 8, stream, 1, 0, 0, 0, 0}, Column{kLarge, 1, stream, 1, 0, 0, 0, 0}};
+  if (flavour.ragged) {
+    columns.push_back(Column{kText, 1, stream, 1, 0, 0, 0, 0, 4, 1});
+    columns.push_back(Column{4, 4, stream, 1, 0, 0, 0, 0});
+  }
+  auto replay = Replay::create(g, columns, "{}", 0, 0.0, 0.0, "");
   Geometry& tight = replay->view().header().geometry;
   if (!stream && flavour.remover == Remover::fifo) {
     tight.desk = kDesk;
@@ -80,16 +86,24 @@ std::shared_ptr<Replay> make(const Flavour& flavour, uint32_t lanes) {
 
 bool known(uint64_t tag) { return tag / kTags < kWorkers && tag <= notes->attempted[tag / kTags]; }
 
+// A row's ragged value is as long as its number says, none at times, and carries the number in every byte too.
+int32_t length_of(uint64_t tag) { return int32_t(tag % 5 == 0 ? 0 : tag % 7 == 0 ? kText : tag * 37 % 150); }
+
 struct Rows {
   std::vector<uint64_t> tag;
-  std::vector<uint8_t> large;
-  explicit Rows(size_t n) : tag(n), large(n * kLarge) {}
+  std::vector<uint8_t> large, text;
+  std::vector<int32_t> length;
+  explicit Rows(size_t n) : tag(n), large(n * kLarge), text(n * kText), length(n) {}
   void set(size_t i, uint64_t value) {
     tag[i] = value;
     std::fill_n(large.begin() + std::ptrdiff_t(i * kLarge), kLarge, uint8_t(value * 7));
+    length[i] = length_of(value);
+    std::fill_n(text.begin() + std::ptrdiff_t(i * kText), length[i], uint8_t(value * 7));
     notes->attempted[value / kTags] = value;
   }
-  std::vector<const uint8_t*> data() const { return {reinterpret_cast<const uint8_t*>(tag.data()), large.data()}; }
+  std::vector<const uint8_t*> data() const {
+    return {reinterpret_cast<const uint8_t*>(tag.data()), large.data(), text.data(), reinterpret_cast<const uint8_t*>(length.data())};
+  }
 };
 
 uint64_t tag_of(const View& view, uint32_t slot, uint32_t row) {
@@ -99,6 +113,12 @@ uint64_t tag_of(const View& view, uint32_t slot, uint32_t row) {
   const uint8_t* large = view.cell(h.column[1], slot, row);
   for (uint32_t b = 0; b < kLarge; ++b) CHECK(large[b] == uint8_t(tag * 7));
   CHECK(known(tag));
+  if (h.geometry.columns > 2) {
+    uint8_t text[kText];
+    CHECK(ragged_bytes(view, h.column[2], slot, row) == uint32_t(length_of(tag)));
+    read_ragged(view, h.column[2], slot, row, text, kText);
+    for (uint32_t b = 0; b < kText; ++b) CHECK(text[b] == (b < uint32_t(length_of(tag)) ? uint8_t(tag * 7) : 0));
+  }
   return tag;
 }
 
@@ -237,6 +257,7 @@ std::vector<uint64_t> draw(const Replay& replay, Owner& owner) {
   const size_t steps = g.burn_in + g.n_step, rows = g.stride > 0 ? steps + 1 : g.stack;  // of a windowed column
   std::vector<uint64_t> tag(n * rows), next(n * rows), keys(n);
   std::vector<uint8_t> large(n * rows * kLarge), next_large(large.size()), mask(n * steps), first(n * (steps + 1));
+  std::vector<uint8_t> text(n * rows * kText), next_text(text.size());
   std::vector<float> reward(n * steps), discount(n * steps), weights(n);
   std::vector<double> probabilities(n);
   Outputs out;
@@ -244,6 +265,14 @@ std::vector<uint64_t> draw(const Replay& replay, Owner& owner) {
   out.column = {reinterpret_cast<uint8_t*>(tag.data()), large.data()};
   out.next_column = {nullptr, nullptr};
   if (g.kind == Kind::transition) out.next_column = {reinterpret_cast<uint8_t*>(next.data()), next_large.data()};
+  if (g.columns > 2) {
+    out.column.insert(out.column.end(), {text.data(), nullptr});
+    out.next_column.insert(out.next_column.end(), {g.kind == Kind::transition ? next_text.data() : nullptr, nullptr});
+  }
+  const auto reads = [&](const std::vector<uint8_t>& texts, size_t k, uint64_t tag) {
+    return g.columns == 2 || std::count(&texts[k * kText], &texts[k * kText] + kText, uint8_t(tag * 7)) == length_of(tag) ||
+           uint8_t(tag * 7) == 0;
+  };
   out.reward = reward.data();
   out.discount = discount.data();
   out.mask = mask.data();
@@ -257,13 +286,14 @@ std::vector<uint64_t> draw(const Replay& replay, Owner& owner) {
     for (size_t k = i * rows; k < (i + 1) * rows; ++k) {
       if (g.stride > 0 && (k % rows == steps || !mask[i * steps + k % rows])) continue;  // padding
       CHECK(known(tag[k]) && std::count(&large[k * kLarge], &large[(k + 1) * kLarge], uint8_t(tag[k] * 7)) == kLarge);
+      CHECK(reads(text, k, tag[k]));
       CHECK(tag[k] == tag[own] || tag[k] == tag[own] + kStreams * k - kStreams * own);
     }
     CHECK(probabilities[i] > 0.0);
     if (g.kind == Kind::transition) {
       const uint64_t later = next[own] - tag[own];
       CHECK(later > 0 && later <= kStreams * kNStep && later % kStreams == 0);
-      CHECK(next_large[own * kLarge] == uint8_t(next[own] * 7));
+      CHECK(next_large[own * kLarge] == uint8_t(next[own] * 7) && reads(next_text, own, next[own]));
     }
     if (g.sampler == Sampler::fifo) give(tag[own]);
   }

@@ -268,7 +268,7 @@ struct Parcel {
 
 // What a host sends: chunks of what a worker there published, a few positions or a slot at a time.
 std::vector<Parcel> pack(const Flavour& flavour) {
-  auto replay = make({flavour.name, flavour.kind, Sampler::fifo}, 1);
+  auto replay = make({flavour.name, flavour.kind, Sampler::fifo, Remover::fifo, false, false, flavour.ragged}, 1);
   int holder = 0;
   const auto owner = replay->own(holder);
   std::vector<Parcel> parcels;
@@ -398,12 +398,15 @@ int main(int argc, char** argv) {
       {"unroll, fifo sampler", Kind::unroll, Sampler::fifo},
       {"transition, chunks taken", Kind::transition, Sampler::fifo, Remover::fifo, true},
       {"transition, by age", Kind::transition, Sampler::prioritized, Remover::fifo, false, true},
+      {"transition, ragged", Kind::transition, Sampler::prioritized, Remover::fifo, false, false, true},
+      {"rows, fifo sampler, ragged", Kind::rows, Sampler::fifo, Remover::fifo, false, false, true},
   };
   std::map<std::string, int> places;
   for (const Flavour& flavour : flavours) {
     chunks_travel = flavour.travels;
     const auto run = [&](const char* name, bool (*trial)(const Flavour&, uint64_t), uint64_t every = 1) {
       const std::string whole = std::string(flavour.name) + ", " + name;
+      if (flavour.ragged && trial != worker_alone) every *= 3;  // what differs is met often
       enumerate(whole.c_str(), every * step, [&](uint64_t n) { return trial(flavour, n); }, places);
     };
     run("worker", worker_alone);
