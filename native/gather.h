@@ -96,17 +96,13 @@ inline void gather_stacked(const View& view, const Column& c, const ItemRef* ite
 // A ragged column, as gather_column, each value filled up with zeros.
 inline void gather_ragged(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
   const uint32_t stack = c.windowed ? view.geometry().stack : 1;
-  constexpr size_t kAhead = 4;
+  const RaggedCells cells(view, c);
+  constexpr size_t kAhead = 6;
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) {
-      uint64_t at;
-      std::memcpy(&at, view.cell(c, items[i + kAhead].slot, items[i + kAhead].row), sizeof at);
-      const uint8_t* first = view.block_bytes(std::min(at >> 16, view.geometry().blocks - 1)) + (at & 0xffff);
-      for (uint32_t line = 0; line < 256; line += 64) __builtin_prefetch(first + line);
-    }
+    if (i + kAhead < n) cells.prefetch(items[i + kAhead].slot, items[i + kAhead].row + (later ? items[i + kAhead].span : 0));
     const uint32_t row = items[i].row + (later ? items[i].span : 0);
     const uint32_t earlier = stack == 1 ? 0 : std::min<uint32_t>(stack - 1, view.head(items[i].slot, row).age);
-    for (uint32_t k = stack; k-- > 0; out += c.bytes) read_ragged(view, c, items[i].slot, row - std::min(k, earlier), out, c.bytes);
+    for (uint32_t k = stack; k-- > 0; out += c.bytes) cells.read(items[i].slot, row - std::min(k, earlier), out);
   }
 }
 

@@ -40,6 +40,25 @@ inline void copy_large(uint8_t* to, const uint8_t* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target("avx"))) inline void stream_zeros_avx(uint8_t* to, size_t bytes) {
+  const size_t head = (32 - reinterpret_cast<uintptr_t>(to) % 32) % 32;
+  std::memset(to, 0, head);
+  to += head, bytes -= head;
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at), _mm256_setzero_si256());
+  std::memset(to + at, 0, bytes - at);
+}
+#endif
+
+inline void zeros_large(uint8_t* to, size_t bytes) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const bool avx = __builtin_cpu_supports("avx");
+  if (bytes >= kStreamed && avx) return stream_zeros_avx(to, bytes);
+#endif
+  std::memset(to, 0, bytes);
+}
+
 // Before others may read what was copied.
 inline void copies_done() {
 #if defined(__x86_64__) && defined(__GNUC__)

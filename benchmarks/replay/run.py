@@ -12,6 +12,7 @@ QUESTIONS = {
     "kills": "What hangs, is torn or is left behind when workers and learners are killed?",
     "soak": "Does random use for an hour agree with a plain Python twin, in constant memory?",
     "snapshot": "How fast is a replay saved and loaded?",
+    "ragged": "How much memory do ragged fields take, and how fast are they sampled?",
 }
 
 if __name__ == "__main__":
