@@ -94,15 +94,38 @@ inline void gather_stacked(const View& view, const Column& c, const ItemRef* ite
 }
 
 // A ragged column, as gather_column, each value filled up with zeros.
-inline void gather_ragged(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
+inline void gather_ragged(const View& view, const RaggedCells& cells, const Column& c, const ItemRef* items, size_t n, bool later,
+                          uint8_t* out) {
   const uint32_t stack = c.windowed ? view.geometry().stack : 1;
-  const RaggedCells cells(view, c);
   constexpr size_t kAhead = 6;
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) cells.prefetch(items[i + kAhead].slot, items[i + kAhead].row + (later ? items[i + kAhead].span : 0));
     const uint32_t row = items[i].row + (later ? items[i].span : 0);
     const uint32_t earlier = stack == 1 ? 0 : std::min<uint32_t>(stack - 1, view.head(items[i].slot, row).age);
     for (uint32_t k = stack; k-- > 0; out += c.bytes) cells.read(items[i].slot, row - std::min(k, earlier), out);
+  }
+}
+inline void gather_ragged(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
+  gather_ragged(view, RaggedCells(view, c), c, items, n, later, out);
+}
+
+// A ragged column of sequences and unrolls: out [n, T (+ 1), (stack,) column]; zeros where an item has no row.
+inline void gather_ragged_rows(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
+  const Geometry& g = view.geometry();
+  const size_t row_bytes = size_t(c.bytes) * (c.windowed ? g.stack : 1);
+  const uint32_t total = g.burn_in + g.n_step + (c.windowed ? 1 : 0);
+  const RaggedCells cells(view, c);
+  std::vector<ItemRef> rows(total);
+  for (size_t i = 0; i < n; ++i) {
+    const ItemRef& item = items[i];
+    const uint32_t before = g.burn_in - item.burn_in, count = item.burn_in + item.span + (c.windowed ? 1 : 0);
+    if (i + 1 < n)
+      for (uint32_t k = 0; k < std::min(total, 6u); ++k) cells.prefetch(items[i + 1].slot, std::min(items[i + 1].row + k, g.rows - 1));
+    zeros_large(out, before * row_bytes);
+    for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.burn_in + k, 0, 0};
+    gather_ragged(view, cells, c, rows.data(), count, false, out + before * row_bytes);
+    zeros_large(out + (before + count) * row_bytes, (total - before - count) * row_bytes);
+    out += total * row_bytes;
   }
 }
 
@@ -177,19 +200,19 @@ inline void gather_returns(const View& view, const ItemRef* items, size_t n, dou
 // A column of n items: out [n, T (+ 1), (stack,) column]; zeros where an item has no row.
 inline void gather_rows(const View& view, const Column& c, const ItemRef* items, size_t n, uint8_t* out) {
   const Geometry& g = view.geometry();
-  const bool stacked = c.windowed && g.stack > 1, one_by_one = stacked || c.ragged;
+  const bool stacked = c.windowed && g.stack > 1;
   const size_t row_bytes = size_t(c.bytes) * (stacked ? g.stack : 1);
   const uint32_t total = g.burn_in + g.n_step + (c.windowed ? 1 : 0);
   const size_t stride = view.stride(c);
-  std::vector<ItemRef> rows(one_by_one ? total : 0);
+  std::vector<ItemRef> rows(stacked ? total : 0);
   for (size_t i = 0; i < n; ++i) {
     const ItemRef& item = items[i];
     const uint32_t before = g.burn_in - item.burn_in, count = item.burn_in + item.span + (c.windowed ? 1 : 0);
     std::memset(out, 0, before * row_bytes);
     out += before * row_bytes;
-    if (one_by_one) {
+    if (stacked) {
       for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.burn_in + k, 0, 0};
-      c.ragged ? gather_ragged(view, c, rows.data(), count, false, out) : gather_stacked(view, c, rows.data(), count, false, out);
+      gather_stacked(view, c, rows.data(), count, false, out);
     } else {
       const uint8_t* from = view.cell(c, item.slot, item.row - item.burn_in);
       if (stride == c.bytes) {
@@ -217,7 +240,8 @@ inline void gather_cells(const View& view, const Column& c, const ItemRef* items
 inline void gather_any(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
   const Kind kind = view.geometry().kind;
   if (c.per_item) return gather_cells(view, c, items, n, out);
-  if (kind == Kind::sequence || kind == Kind::unroll) return gather_rows(view, c, items, n, out);
+  const bool windows = kind == Kind::sequence || kind == Kind::unroll;
+  if (windows) return c.ragged ? gather_ragged_rows(view, c, items, n, out) : gather_rows(view, c, items, n, out);
   if (c.ragged) return gather_ragged(view, c, items, n, later, out);
   gather_column(view, c, items, n, later, out);
 }
