@@ -120,7 +120,7 @@ inline void gather_ragged_rows(const View& view, const Column& c, const ItemRef*
     const ItemRef& item = items[i];
     const uint32_t before = g.burn_in - item.burn_in, count = item.burn_in + item.span + (c.windowed ? 1 : 0);
     if (i + 1 < n)
-      for (uint32_t k = 0; k < std::min(total, 6u); ++k) cells.prefetch(items[i + 1].slot, std::min(items[i + 1].row + k, g.rows - 1));
+      for (uint32_t k = 0; k < std::min(items[i + 1].span, 6u); ++k) cells.prefetch(items[i + 1].slot, items[i + 1].row + k);
     zeros_large(out, before * row_bytes);
     for (uint32_t k = 0; k < count; ++k) rows[k] = {item.slot, item.row - item.burn_in + k, 0, 0};
     gather_ragged(view, cells, c, rows.data(), count, false, out + before * row_bytes);

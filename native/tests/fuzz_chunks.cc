@@ -22,7 +22,7 @@ using namespace apexrl;
 
 namespace {
 
-constexpr uint32_t kStreams = 2, kAccounts = 2, kFlavours = 5;
+constexpr uint32_t kStreams = 2, kAccounts = 2, kFlavours = 6;
 
 // The input's bytes, then zeros.
 class Bytes {
@@ -44,7 +44,8 @@ class Bytes {
 
 std::shared_ptr<Replay> make_replay(uint32_t flavour) {
   Geometry g{};
-  g.kind = flavour < 2 ? Kind::transition : flavour == 2 ? Kind::sequence : flavour == 3 ? Kind::unroll : Kind::rows;
+  const bool ragged = flavour == 5;
+  g.kind = flavour < 2 || ragged ? Kind::transition : flavour == 2 ? Kind::sequence : flavour == 3 ? Kind::unroll : Kind::rows;
   const bool stepwise = g.kind == Kind::sequence || g.kind == Kind::unroll;
   g.sampler = flavour == 3 ? Sampler::fifo : Sampler::prioritized;
   g.capacity = 24;
@@ -65,6 +66,7 @@ std::shared_ptr<Replay> make_replay(uint32_t flavour) {
   g.seed = 1;
   std::vector<Column> columns{Column{4, 4, 1, 1, 0, 0, 0, 0}, Column{300, 1, 1, 1, 0, 0, 0, 0}};
   if (stepwise) columns.push_back(Column{24, 8, 0, 1, 0, 1, 0, 0});
+  if (ragged) columns.insert(columns.end(), {Column{600, 2, 1, 1, 0, 0, 0, 0, 4, 2}, Column{4, 4, 1, 1, 0, 0, 0, 0}});
   return Replay::create(g, columns, "{}", 0, 0.0, 0.0, "");
 }
 
@@ -149,7 +151,11 @@ Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, u
   if (g.kind == Kind::transition)
     for (StepHead& head : heads) head.flags &= uint8_t(~kStart);
   sent.head.cells = g.cells > 0 ? sent.head.items : 0;
+  const std::vector<RaggedColumn> ragged = ragged_columns(view);
+  const auto length = [&](uint32_t r) { return int32_t((first + r) % 5 == 0 ? 0 : (first + r) * 37 % 301); };
   sent.head.bytes = chunk_bytes(view, sent.head.rows, positions, sent.head.cells);
+  for (const RaggedColumn& c : ragged)
+    for (uint32_t r = 0; r < sent.head.rows; ++r) sent.head.bytes += ragged_bytes(c, length(r));
   sent.body.resize(sent.head.bytes);
   uint8_t* out = sent.body.data();
   std::memcpy(out, heads.data(), heads.size() * sizeof(StepHead));
@@ -158,9 +164,15 @@ Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, u
   out += staged.size() * sizeof(double);
   for (uint32_t c = 0; c < g.columns; ++c) {
     const Column& column = view.header().column[c];
-    for (uint32_t r = 0; r < (column.per_item ? sent.head.cells : sent.head.rows); ++r, out += column.bytes)
-      std::memset(out, int((first + r) & 0xff), column.bytes);
+    const bool lengths = !ragged.empty() && c == ragged[0].lengths();
+    for (uint32_t r = 0; !column.ragged && r < (column.per_item ? sent.head.cells : sent.head.rows); ++r, out += column.bytes) {
+      const int32_t elements = length(r);
+      lengths ? std::memcpy(out, &elements, sizeof elements) : std::memset(out, int((first + r) & 0xff), column.bytes);
+    }
   }
+  for (const RaggedColumn& c : ragged)
+    for (uint32_t r = 0; r < sent.head.rows; out += ragged_bytes(c, length(r)), ++r)
+      std::memset(out, int((first + r) & 0xff), ragged_bytes(c, length(r)));
   return sent;
 }
 
