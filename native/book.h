@@ -91,6 +91,7 @@ class Book {
     }
     store.trim(g.most);
     if (h.blocks_short.load(std::memory_order_relaxed)) relieve_blocks();
+    store.free_emptied();
     store.tree.propagate();
     bool starved = false;
     for (uint32_t l = 0; l < g.lanes; ++l)
@@ -328,6 +329,7 @@ class Book {
 
   void grant(uint32_t s, uint32_t l, Shared<uint32_t>& entry) {
     Header& h = header();
+    store.free_emptied();
     SlotMeta& meta = view_.meta(s);
     const uint64_t generation = SlotWord::unpack(meta.word.load(std::memory_order_relaxed)).generation + 1;
     meta.past.store((generation - 1) << 16 | (meta.count.load(std::memory_order_relaxed) & 0xffff), std::memory_order_relaxed);

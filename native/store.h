@@ -350,7 +350,7 @@ class Store {
   void release(uint32_t s) {
     const Geometry& g = view_.geometry();
     set_state(s, SlotState::free);  // before its leaves and blocks: a successor clears those of free slots
-    if (g.blocks > 0) free_blocks(view_, s, scratch_);
+    if (g.blocks > 0) emptied_.push_back(s);
     APEXRL_POINT();
     SlotView& mine = slots[s];
     items_ -= mine.items;
@@ -362,6 +362,13 @@ class Store {
     mine.visible = mine.items = 0;
     mine.order = 0;
     free.push_back(s);
+  }
+
+  // Frees the blocks of released slots. Not while a batch that was drawn from them is gathered: workers take free blocks
+  // by themselves. Always before a slot is granted.
+  void free_emptied() {
+    for (const uint32_t s : emptied_) free_blocks(view_, s, scratch_);
+    emptied_.clear();
   }
 
   void set_state(uint32_t s, SlotState state) {
@@ -425,6 +432,7 @@ class Store {
   uint64_t rewrites_ = 0;
   bool followed_ = false;                                // one of these three is there
   std::vector<uint32_t> drawn_;
+  std::vector<uint32_t> emptied_;  // released slots that may have blocks of ragged values
   std::vector<uint32_t> scratch_;
   uint64_t items_ = 0;
 };

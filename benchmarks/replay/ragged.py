@@ -3,12 +3,13 @@
     python benchmarks/replay/run.py ragged
     python benchmarks/replay/run.py ragged --most 4096 --share 0.1 --kind sequence
 
-Three replays of the same options hold one observation each: ragged, with lengths from 0 up to ``--most`` bytes; fixed at
-the mean length, which stores as many bytes; and fixed at ``--most``, filled up with zeros, which yields the same batches.
-They are full and have turned over once before they are looked at. Speeds are of the sampling thread's processor time.
+Three replays of the same options hold one observation each: ragged, with lengths from 0 up to ``--most`` bytes; fixed
+at the mean length, which stores as many bytes; and fixed at ``--most``, filled up with zeros, which yields the same
+batches. They are full and have turned over once before they are looked at. Speeds are of the sampling thread's
+processor time.
 
-A chunk repeats the rows that its last windows need, of ragged fields as of all others: a 16th of a chunk's own here with
-unrolls, a quarter with sequences. So blocks are compared with the content of all rows that are stored.
+A chunk repeats the rows that its last windows need, of ragged fields as of all others: a 64th of a chunk's own here with
+transitions and unrolls, a quarter with sequences. So blocks are compared with the content of all rows that are stored.
 """
 
 from __future__ import annotations

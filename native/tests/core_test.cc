@@ -157,6 +157,37 @@ void random_streams(unsigned seed) {
   }
 }
 
+// Too few blocks for what the capacity would hold: the oldest chunks go rather than stop a worker, and nothing is torn.
+void few_blocks(Kind kind) {
+  ragged = true;
+  auto replay = create(geometry(kind, 2000, 16, 2, 2, 1, 2), columns(kind != Kind::rows));
+  replay->view().header().geometry.blocks = 90;
+  const auto owner = owned(replay);
+  Writer writer(replay->segment(), kind == Kind::rows ? 1 : 2);
+  CHECK(writer.lease() == WriteStatus::ok);
+  Rows rows(2);
+  const float reward[2] = {1.0f, 1.0f};
+  const uint8_t no[2] = {0, 0};
+  for (uint64_t t = 1; t < 3000; ++t) {
+    for (size_t i = 0; i < 2; ++i) rows.fill(i, t);
+    int tries = 0;
+    const auto serve = [&] { return owner->serve(), ++tries < 100; };
+    if (kind == Kind::rows) {
+      for (size_t start = 0; start < 2;)
+        if (writer.extend(rows.data().data(), nullptr, 2, start) == WriteStatus::wait) CHECK(serve());
+    } else {
+      CHECK(append(writer, rows.data(), reward, no, no, 2, serve));
+    }
+    if (t % 100) continue;
+    writer.publish(nullptr);
+    Drawn drawn(16, 1, kind != Kind::rows);
+    CHECK(owner->sample(0.4, drawn.out) == SampleStatus::ok && owner->check() == 0.0);
+    drawn.check();
+  }
+  CHECK(owner->size() > 50 && owner->size() < 1000);
+  ragged = false;
+}
+
 // Chunks from one replay to another, each in a buffer of just its size; damaged ones before the sound ones.
 void random_chunks(unsigned seed) {
   std::mt19937 random(seed);
@@ -372,6 +403,7 @@ int main(int argc, char** argv) {
     for (unsigned seed = 0; seed < 25; ++seed) each_second(seed), random_streams(seed);
     for (unsigned seed = 0; seed < 24; ++seed) each_second(seed), random_chunks(seed);
     ragged = false;
+    for (const Kind kind : {Kind::rows, Kind::transition}) few_blocks(kind);
     for (unsigned seed = 0; seed < 50; ++seed) choices(seed);
     board();
   }

@@ -5,6 +5,11 @@ The same seeds draw the same items, so batches must be equal to the last byte.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +19,9 @@ from open_replays import kept
 from apexrl.errors import SnapshotError, SpecError
 from apexrl.replay import Field, Replay
 from apexrl.replay.chunks import ChunkSink, ChunkSource, Receipts
+from apexrl.replay.sharded.shard import Shard
+from apexrl.replay.sharded.sharded_replay import ShardedReplay
+from local_shards import LocalClient
 
 TEXT, NODES = 300, 9  # the most elements of each ragged field
 FIXED = {
@@ -274,3 +282,114 @@ def test_a_length_out_of_range_is_refused_before_anything_is_stored(length):
 def test_fields_that_cannot_be_ragged_are_refused(fields, why):
     with pytest.raises(SpecError, match=why):
         Replay(100, fields(), kind="transition")
+
+
+# --- values that tell whether they are whole: number n is as long as n says, and says n in every byte
+
+
+def told(numbers):
+    numbers = np.asarray(numbers)
+    lengths = (numbers * 37 % (TEXT + 1)).astype(np.int32)
+    text = np.repeat((numbers % 251 + 1).astype(np.uint8)[:, None], TEXT, 1)
+    return {"observation/text": text, "observation/text/length": lengths, "number": numbers.astype(np.int64)}
+
+
+def assert_told(data):
+    numbers = data["number"].ravel()
+    expected = told(numbers)
+    text = data["observation/text"].reshape(len(numbers), TEXT)
+    np.testing.assert_array_equal(data["observation/text/length"].ravel(), expected["observation/text/length"])
+    beyond = np.arange(TEXT) >= expected["observation/text/length"][:, None]
+    np.testing.assert_array_equal(text, np.where(beyond, 0, expected["observation/text"]))
+
+
+TOLD = {"observation/text": RAGGED["observation/text"], "number": RAGGED["number"]}
+
+
+def write_for_ever(replay, first, published):
+    """Two streams of numbered steps; the number up to which all is flushed."""
+    writer = replay.writer(streams=2)
+    no = np.zeros(2, bool)
+    for t in range(100_000):
+        writer.append(
+            {**told([first + 2 * t, first + 2 * t + 1]), "reward": [0.0, 0.0], "terminated": no, "truncated": no}
+        )
+        if t % 20 == 19:
+            writer.flush()
+            published.value = first + 2 * t - 1  # the last step waits for what follows it
+
+
+def test_killed_writers_lose_only_what_they_had_not_published():
+    """Three generations of two writers; what each had flushed is there, whole, and every block has an owner."""
+    context = multiprocessing.get_context("fork")
+    replay = kept(Replay(200_000, TOLD, kind="transition", streams=8, writers=4, alpha=0.0))
+    replay.core.own()
+    flushed = []
+    for generation in range(3):
+        counts = [context.Value("q", -1) for _ in range(2)]
+        firsts = [(2 * generation + w) * 1_000_000 for w in range(2)]
+        writers = [
+            context.Process(target=write_for_ever, args=(replay, first, count), daemon=True)
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+        for writer in writers:
+            writer.start()
+        deadline = time.monotonic() + 20
+        while min(count.value for count in counts) < 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for writer in writers:
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join(10)
+        flushed += [(first, count.value) for first, count in zip(firsts, counts, strict=True)]
+    deadline = time.monotonic() + 10
+    while replay.stats()["lanes_active"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert replay.stats()["lanes_active"] == 0
+    assert replay.core.native.check() == 0.0
+    data = replay.read(replay.keys()).data
+    assert_told(data)
+    found = set(data["number"].tolist())
+    assert len(found) == len(replay)
+    for first, last in flushed:
+        assert last >= first, "a writer published nothing"
+        missing = set(range(first, last + 1)) - found
+        assert not missing
+    # what the dead left is used again
+    with replay.writer(streams=2) as writer:
+        for t in range(100):
+            no = np.zeros(2, bool)
+            values = told([9_000_000 + 2 * t, 9_000_001 + 2 * t])
+            writer.append({**values, "reward": [0.0, 0.0], "terminated": no, "truncated": no})
+    assert_told(replay.sample(256).data)
+
+
+def test_served_and_sharded_batches_have_them():
+    shards = []
+    for first in (0, 1000):
+        replay = kept(Replay(1000, TOLD, alpha=1.0, writers=1))
+        replay.writer().extend(told(np.arange(first, first + 500)))
+        shards.append(LocalClient(Shard(replay)))
+    sharded = ShardedReplay(shards, capacity=2000, seed=1)
+    batch = sharded.sample(64, timeout=5.0)
+    assert_told(batch.data)
+    assert {bool(number >= 1000) for number in batch.data["number"]} == {False, True}
+    replay = kept(Replay(1000, TOLD, alpha=1.0, writers=1))
+    replay.writer().extend(told(np.arange(500)))
+    with replay.serve(1, 32) as server:
+        learner = server.learner(0)
+        learner._lease()
+        while server.step(0.0):
+            pass
+        assert_told(learner.sample(timeout=5.0).data)
+
+
+@pytest.mark.parametrize("sampler", ["lifo", "max_heap", "min_heap"])
+def test_items_that_go_when_they_are_sampled_are_whole(sampler):
+    replay = kept(Replay(500, TOLD, sampler=sampler, max_times_sampled=1, writers=1))
+    with replay.writer() as writer:
+        for first in range(0, 2000, 100):
+            numbers = np.arange(first, first + 100)
+            writer.extend(told(numbers), priorities=numbers + 1.0)
+            assert_told(replay.sample(100).data)
+    assert len(replay) == 0
+    assert replay.core.native.check() == 0.0
