@@ -8,8 +8,8 @@ at the mean length, which stores as many bytes; and fixed at ``--most``, filled 
 batches. They are full and have turned over once before they are looked at. Speeds are of the sampling thread's
 processor time.
 
-A chunk repeats the rows that its last windows need, of ragged fields as of all others: a 64th of a chunk's own here with
-transitions and unrolls, a quarter with sequences. So blocks are compared with the content of all rows that are stored.
+A chunk repeats the rows that its last windows need, of ragged fields as of all others: a 64th of its own here with
+transitions and unrolls, a quarter with sequences. So blocks are compared with the content of all rows stored.
 """
 
 from __future__ import annotations
