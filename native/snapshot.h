@@ -27,11 +27,11 @@ inline size_t snapshot_entry_most(const View& view) {
   for (const RaggedColumn& c : ragged_columns(view)) row += c.bytes;
   return snapshot_entry_bytes(view.geometry()) + round_up(row * view.geometry().rows, 8);
 }
-// The rows of a slot that its first `visible` positions need.
+// The rows of a slot that its first `visible` positions need, with or without the items that have gone since.
 inline uint32_t rows_needed(const View& view, uint32_t slot, uint32_t visible) {
   const Geometry& g = view.geometry();
   if (g.kind == Kind::rows) return visible;
-  while (visible > 0 && !(view.staged(slot)[visible - 1] >= 0.0)) --visible;
+  while (visible > 0 && !(flags_of(view.head(slot, g.behind + visible - 1)) & kItem)) --visible;
   const uint32_t last = g.behind + visible - 1;
   return visible == 0 ? 0 : last + span_of(view, slot, last, g.rows) + 1;
 }

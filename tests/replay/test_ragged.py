@@ -175,6 +175,23 @@ def test_a_snapshot_restores_them(kind, tmp_path):
     equal(loaded[0].sample(50).data, loaded[1].sample(50).data)
 
 
+@pytest.mark.parametrize("kind", ["rows", "transition"])
+def test_a_chain_of_snapshots_restores_them(kind, tmp_path):
+    """Also a chunk whose newest items were deleted after its rows had been written."""
+    (_, replay) = replays = pair_of(kind, 100)
+    rng = np.random.default_rng(6)
+    write_both(replays, kind, rng, 60)
+    chain = replay.snapshots(tmp_path / "chain")
+    chain.save()
+    keys = replay.keys()
+    assert replay.delete(keys[3::4]).applied == len(keys[3::4])
+    replay.delete(replay.keys()[-5:])
+    chain.save()
+    loaded = kept(Replay.load(tmp_path / "chain"))
+    assert loaded.keys().tolist() == replay.keys().tolist()
+    equal(loaded.read(loaded.keys()).data, replay.read(replay.keys()).data)
+
+
 def test_a_damaged_snapshot_is_refused(tmp_path):
     (_, ragged) = replays = pair_of("transition", 100)
     write_both(replays, "transition", np.random.default_rng(5), 120)
