@@ -219,8 +219,11 @@ def test_masks_of_several_choices_are_those_of_their_combinations(choices: tuple
     values = found.unrolled(outputs[:3], {ACTION_MASK: torch.from_numpy(masks)})
     wanted = np.where(combined.swapaxes(0, 1)[:3], outputs[:3], np.float32(LEAST))
     assert np.array_equal(values.numpy(), wanted)
-    drawn = found.random(ROWS, rng, {ACTION_MASK: masks[:, 0]})
-    assert combined[np.arange(ROWS), 0, drawn].all()
+    taken, explore = np.full(ROWS, n - 1), np.arange(ROWS) % 2 == 0
+    drawn = found.explored(taken, explore, rng, {ACTION_MASK: masks[:, 0]})
+    assert combined[np.arange(ROWS), 0, drawn][explore].all()
+    assert (drawn[~explore] == n - 1).all()
+    assert found.explored(taken, explore & False, rng, {}) is taken
 
 
 def test_random_possible_actions_are_uniform() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ LEAST = -1e30
 """The value or logit of an action that is not possible: no other is less, its softmax is exactly 0, and 0 times it is
 0, which of −∞ would be NaN (Huang & Ontañón 2022, arXiv 2006.14171)."""
 
+Ints = NDArray[np.int64]
 Observation = Mapping[str, Any]
 """Name -> array or tensor [B, (stack,) *shape]."""
 
@@ -32,8 +34,10 @@ class Masks(Protocol):
         """As ``values``, of outputs [T, B, n] and observations [B, T or more, (stack,) *shape]."""
         ...
 
-    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
-        """Uniformly random possible actions, [rows]."""
+    def explored(
+        self, index: Ints, explore: NDArray[np.bool_], rng: np.random.Generator, observation: Observation
+    ) -> Ints:
+        """Actions [B], those where ``explore`` [B] is true replaced by uniformly random possible ones."""
         ...
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
@@ -54,8 +58,10 @@ class EveryAction:
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
         return outputs
 
-    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
-        return rng.integers(self._actions, size=rows)
+    def explored(
+        self, index: Ints, explore: NDArray[np.bool_], rng: np.random.Generator, observation: Observation
+    ) -> Ints:
+        return np.where(explore, rng.integers(self._actions, size=len(index)), index)
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
         return log_prob
@@ -71,7 +77,7 @@ class MaskedActions:
     """
 
     def __init__(self, choices: tuple[int, ...], stacked: bool, combined: bool) -> None:
-        self._choices, self._stacked = choices, stacked
+        self._choices, self._ends, self._stacked = choices, tuple(accumulate(choices)), stacked
         self._combined = combined and len(choices) > 1
         self._most_entropy = max(math.log(math.prod(choices)), 1e-6)
 
@@ -82,8 +88,15 @@ class MaskedActions:
         possible = self._possible(observation)[:, : outputs.shape[0]].to(outputs.device)
         return torch.where(possible.transpose(0, 1), outputs, LEAST)
 
-    def random(self, rows: int, rng: np.random.Generator, observation: Observation) -> NDArray[np.int64]:
-        return random_possible(self._possible(observation).cpu().numpy(), rng)
+    def explored(
+        self, index: Ints, explore: NDArray[np.bool_], rng: np.random.Generator, observation: Observation
+    ) -> Ints:
+        rows = np.flatnonzero(explore)
+        if not len(rows):
+            return index
+        chosen = index.copy()
+        chosen[rows] = random_possible(np.asarray(self._read(observation[ACTION_MASK][rows])), rng)
+        return chosen
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
         count = self._possible(observation).sum(dim=1).clamp(min=1)
@@ -91,14 +104,18 @@ class MaskedActions:
 
     def _possible(self, observation: Observation) -> Tensor:
         """bool [..., n]."""
-        mask: Tensor = torch.as_tensor(observation[ACTION_MASK])
+        mask: Tensor = self._read(torch.as_tensor(observation[ACTION_MASK]))
+        return mask
+
+    def _read(self, mask: Any) -> Any:
+        """The same of a mask, an array or a tensor [..., (stack,) sum of choices]."""
         if self._stacked:
             mask = mask[..., -1, :]
         if not self._combined:
             return mask
-        first, *others = torch.split(mask, list(self._choices), dim=-1)
+        first, *others = (mask[..., end - n : end] for n, end in zip(self._choices, self._ends, strict=True))
         for part in others:
-            first = (first.unsqueeze(-1) & part.unsqueeze(-2)).flatten(-2)
+            first = (first[..., :, None] & part[..., None, :]).reshape(*first.shape[:-1], -1)
         return first
 
 

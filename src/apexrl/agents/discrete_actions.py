@@ -80,7 +80,7 @@ class Choices:
             observations: name -> [B, (stack,) *shape], whose masks are read.
         """
         explore = rng.random(len(index), np.float32) < exploration
-        return np.where(explore, self.masks.random(len(index), rng, observations), index)
+        return self.masks.explored(index, explore, rng, observations)
 
     def index(self, actions: Tensor) -> Tensor:
         """The environment's actions, [B] or [B, k], as numbers, int64 [B]."""
