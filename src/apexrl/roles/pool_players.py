@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.agent_game_settings import OWN
 from apexrl.config.game_names import has_opponents
 from apexrl.config.trust import entrusted, modules
-from apexrl.envs.players import Asked, MakePlayers, random_actions
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.protocols import Agent, Context
 from apexrl.run.folder import RunFolder
 from apexrl.run.opponent_pool import NEWEST, OpponentPool, Ratings
 from apexrl.run.ratings import draw_weights
 from apexrl.spec import Array, EnvSpec
+
+if TYPE_CHECKING:
+    from apexrl.envs.players import Asked, MakePlayers
 
 RANDOM = "random"
 
@@ -133,6 +135,8 @@ class PoolPlayers:
     def _acted(self, player: str, asked: list[Asked], spec: EnvSpec, rows: dict[str, Array]) -> Array:
         policy = None if player == RANDOM else self._policy(player, spec)
         if policy is None:
+            from apexrl.envs.players import random_actions
+
             return random_actions(self._rng, spec, rows, len(asked))
         state = self._state_of(policy, asked)
         exploration = np.full(len(asked), EXPLORATION, np.float32)
