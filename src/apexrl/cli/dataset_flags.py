@@ -79,8 +79,9 @@ class Ope:
     dataset: Annotated[str, tyro.conf.arg(metavar="DIR|ID")]
     """Minari dataset: its folder, or its id among those on this machine (needs apexrl[minari])."""
     method: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="fqe|is|wis|pdis|wpdis")] = ()
-    """fqe: fitted Q evaluation; is, wis: importance sampling of whole episodes, plain and weighted; pdis, wpdis: of
-    each decision. May be given several times. Default: fqe, and of discrete actions wis and wpdis where they can be."""
+    """fqe: fitted Q evaluation. is, wis: importance sampling of whole episodes, plain and weighted.
+    pdis, wpdis: the same of each decision. May be given several times.
+    Default: fqe, and of discrete actions wis and wpdis where they can be."""
     gamma: float | None = None
     """Discount. Default: the run's."""
     epsilon: float = 0.0

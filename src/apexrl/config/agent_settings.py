@@ -273,8 +273,8 @@ class CloningSettings:
     """TD3+BC's policy, which stays near the recorded actions."""
 
     cloned_value_weight: Annotated[float, Range(0)] = 0.0
-    """TD3+BC's α: weight of the value that the policy climbs, scaled to size 1, beside its squared distance from
-    recorded actions (Fujimoto & Gu 2021: 2.5). 0 is TD3, without that distance."""
+    """TD3+BC's α: weight of the value that the policy climbs, scaled to size 1 (Fujimoto & Gu 2021: 2.5).
+    Beside it stands the squared distance from recorded actions. 0 is TD3, without that distance."""
 
 
 @dataclass(frozen=True)

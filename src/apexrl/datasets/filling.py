@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from apexrl.datasets.episode import Episode
-from apexrl.datasets.minari_files import Dataset
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
+    from apexrl.datasets.minari_files import Dataset
     from apexrl.replay import Replay
 
 VERSION = -1
@@ -38,6 +38,7 @@ def filled_replay(dataset: str, spec: EnvSpec, version: str, reward_clip: float,
         DatasetError: the dataset is not there, is of another environment, or cannot be learned from.
         ConfigError: memory is missing.
     """
+    from apexrl.datasets.minari_files import Dataset
     from apexrl.replay import Replay
 
     source = Dataset(dataset)
