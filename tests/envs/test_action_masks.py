@@ -146,7 +146,7 @@ def test_a_mask_of_another_shape_or_kind_is_refused(mask: Any, says: str) -> Non
 
 
 def test_masks_that_cannot_be_are_refused_when_environments_are_made() -> None:
-    with pytest.raises(EnvError, match=r"takes a Box of shape \[1\]: masks are for discrete actions"):
+    with pytest.raises(EnvError, match=r"actions are a box of shape \(1,\): masks are for discrete actions"):
         make_env(EnvConfig(env="Pendulum-v1", mask_in_info=True))
     with pytest.raises(EnvError, match=r"has no method action_masks\(\): masks in infos need in_info=True"):
         ActionMasks(gym.make("CartPole-v1"))
@@ -166,6 +166,7 @@ def test_masks_that_cannot_be_are_refused_when_environments_are_made() -> None:
         (gym.spaces.Discrete(3), three, "a mask of possible actions is a Box of 0 to 1 or a MultiBinary"),
         (gym.spaces.MultiBinary(4), three, r"has shape \[4\]; the actions 3 take \[3\]"),
         (gym.spaces.MultiBinary(3), gym.spaces.Box(-1, 1, (3,)), "actions are a box: masks are for discrete actions"),
+        (gym.spaces.MultiBinary(3), gym.spaces.Tuple((three, box)), "choices and 3 numbers at once: masks are for"),
     ):
         with pytest.raises(SpecError, match=says):
             make_vector(EnvConfig(env=lambda space=space, action=action: Keyed(space, action)), 1, 0)

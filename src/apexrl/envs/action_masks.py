@@ -174,8 +174,8 @@ class Kept:
     """
 
     def __init__(self, action: ActionSpec, who: str) -> None:
-        if action.box:
-            raise EnvError(f"the {who} takes a Box of shape {list(action.shape)}: masks are for discrete actions")
+        if action.box or action.hybrid:
+            raise EnvError(f"the {who}'s actions are {action.words}: masks are for discrete actions")
         self.shape, self._choices, self._who = mask_shape(action), action.choices, who
         self.nothing = np.zeros(self.shape, np.bool_)
 
@@ -282,7 +282,7 @@ def random_action(space: gym.Space[Any], observation: Any) -> Any:
     if isinstance(space, gym.spaces.MultiBinary):
         both = mask.reshape(-1, 2)
         return space.sample(mask=np.where(both.all(axis=1), 2, both[:, 1]).astype(np.int8))
-    return space.sample(mask=mask)
+    return space.sample(mask=mask) if isinstance(space, gym.spaces.Discrete) else space.sample()
 
 
 def first_possible(action: ActionSpec, masks: Array) -> Array:
