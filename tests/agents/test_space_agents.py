@@ -49,10 +49,10 @@ SAC: dict[str, Any] = {
     [
         (Told, "double_dqn", "apex", Q, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
-        (Linked, "appo", "sample_factory", {"env_steps": 30_000, "serial": False}, 5.0),
-        (Glyphs, "ppo", "seed", {"env_steps": 20_000, "serial": False}, 5.0),
-        (Pair, "ppo", "impala", {"env_steps": 20_000}, 2.0),
-        (Pair, "ppo", "sample_factory", {"env_steps": 20_000, "serial": False}, 2.0),
+        (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
+        (Glyphs, "ppo", "seed", {"env_steps": 12_000, "serial": False}, 5.0),
+        (Pair, "ppo", "impala", {"env_steps": 8_000}, 2.0),
+        (Pair, "ppo", "sample_factory", {"env_steps": 12_000, "serial": False}, 2.0),
         (Pair, "sac", "apex", SAC, 3.0),
     ],
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", ""),
@@ -75,14 +75,8 @@ def test_what_is_shown_is_used(
     assert total > 0.0
 
 
-@pytest.mark.parametrize(
-    ("env", "agent"),
-    [
-        pytest.param(Glyphs, "dueling_dqn", marks=pytest.mark.long),
-        pytest.param(Linked, "ppo", marks=pytest.mark.long),
-        (Pair, "sac"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("env", "agent"), [(Glyphs, "dueling_dqn"), (Linked, "ppo"), (Pair, "sac")])
 def test_onnx_acts_as_the_agent(env: Any, agent: str, tmp_path: Path) -> None:
     """Inputs are the stored fields by name; each entry of a dict of actions is an output."""
     import onnxruntime
