@@ -27,6 +27,7 @@ NB_MODULE(_native, m) {
            nb::arg("nbytes"), nb::arg("directory") = "")
       .def_prop_ro("nbytes", &Segment::nbytes)
       .def_prop_ro("name", &Segment::name, "Its name in messages.")
+      .def("read_by_page", &Segment::read_by_page)
       .def("promise", &Segment::promise, nb::arg("nbytes"), "Declare how many bytes it takes when full, including what its users keep elsewhere.")
       .def_static("promised", [] { return Segment::promised(); },
                   "Bytes declared for in-memory segments of this process and not yet in use.")

@@ -3,6 +3,8 @@
 // Not thread-safe: the Owner holds its mutex around it.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <vector>
 
 #include "episodes.h"
@@ -50,6 +52,7 @@ class Draws {
   explicit Draws(const View& view) : rng(view.geometry().seed), view_(view) {}
 
   Rng rng;
+  bool on_disk = false;  // rows may have to be read from there first
 
   // Proportional draws; stratified: one in each of n equal slices of the total (Schaul et al. 2016, appendix B.2.1).
   // The rows of one block are prefetched while the next block is drawn.
@@ -66,6 +69,7 @@ class Draws {
       const size_t count = std::min(kBlock, n - start);
       store.tree.find(prefix_.data() + start, leaf_.data() + start, count);
       smallest = std::min(smallest, name_drawn(store, out, start, count, total));
+      if (on_disk) read_ahead(start, count);
       if (start > 0) gather(out, start - kBlock, kBlock);
     }
     const size_t last = (n - 1) / kBlock * kBlock;
@@ -148,6 +152,23 @@ class Draws {
       smallest = std::min(smallest, p);
     }
     return smallest;
+  }
+
+  // Has the kernel read the rows of a block's items all at once: one after the other, each would wait for the disk.
+  void read_ahead(size_t start, size_t count) const {
+    const Geometry& g = view_.geometry();
+    const Header& h = view_.header();
+    const auto advise = [](const uint8_t* from, size_t bytes) {
+      const uintptr_t first = reinterpret_cast<uintptr_t>(from) & ~uintptr_t(4095);
+      madvise(reinterpret_cast<void*>(first), reinterpret_cast<uintptr_t>(from) + bytes - first, MADV_WILLNEED);
+    };
+    for (size_t i = start; i < start + count; ++i) {
+      const uint32_t first = refs_[i].row - std::min(refs_[i].row, g.behind), rows = std::min(g.behind + 1 + g.ahead, g.rows - first);
+      if (g.record > 0) advise(view_.record(refs_[i].slot, first), size_t(g.record) * rows);
+      for (uint32_t c = 0; c < g.columns; ++c)
+        if (h.column[c].plane && !h.column[c].per_item)
+          advise(view_.cell(h.column[c], refs_[i].slot, first), size_t(h.column[c].bytes) * rows);
+    }
   }
 
   // The i-th item of a batch: its row and its key.

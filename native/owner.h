@@ -317,6 +317,7 @@ class Owner {
       draws_.first(book_.store, out);
     } else {
       if (out.hindsight.column != UINT32_MAX && !book_.store.episodes) book_.store.index_episodes(book_.filled());
+      draws_.on_disk = segment_->reads_by_page();
       draws_.proportional(book_.store, out, beta, normalize);
     }
     h.sampled.fetch_add(out.n, std::memory_order_relaxed);

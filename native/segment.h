@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -103,6 +104,17 @@ class Segment {
   // Whether the system may refuse memory only when it is first written, and then by killing who writes (SIGBUS): that
   // of a file, whose file system may be full, and all of it under strict overcommit.
   bool strict() const { return strict_; }
+
+  // For one on a disk that is larger than memory: from now on a fault of this process reads its own page alone, not the
+  // megabytes around it that huge pages would bring.
+  void read_by_page() {
+#if defined(MADV_NOHUGEPAGE)
+    madvise(base_, size_, MADV_NOHUGEPAGE);
+#endif
+    madvise(base_, size_, MADV_RANDOM);
+    by_page_.store(true, std::memory_order_relaxed);
+  }
+  bool reads_by_page() const { return by_page_.load(std::memory_order_relaxed); }
 
   // If `strict`, commits the memory of bytes [from, to) before it is written. False: the system refused.
   bool commit(size_t from, size_t to) {
@@ -380,6 +392,7 @@ class Segment {
   size_t size_ = 0;
   size_t needs_ = 0;  // of one that was made here
   bool strict_ = false;
+  std::atomic<bool> by_page_{false};
   Uuid uuid_{};
   std::string path_, name_;
   uint64_t creator_fork_;

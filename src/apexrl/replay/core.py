@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import consumes, gives_once, native_sizes
-from apexrl.shared.available_memory import require_memory
+from apexrl.shared.available_memory import memory_limits, require_memory
 from apexrl.shared.segment import process_name
 from apexrl.spec import Field
 
@@ -71,6 +72,9 @@ class ReplayCore:
         self.consumes = consumes(options)
         self.gives_once = gives_once(options)
         self._process_writers = _WRITERS.setdefault(native.segment().uuid, weakref.WeakSet())
+        segment = native.segment()
+        if not segment.in_memory and native.counters()["bytes_when_full"] > _available_memory():
+            segment.read_by_page()
         self._owner_checked = (0.0, 0, False)  # monotonic time, by which process, whether another process owns it
 
     @staticmethod
@@ -257,6 +261,10 @@ class ReplayCore:
             f"the limiter waits for inserts: {counters['sampled']} sampled and {counters['inserted']} inserted, "
             f"at {counters['samples_per_insert']} samples per insert"
         )
+
+
+def _available_memory() -> float:
+    return min((limit.nbytes for limit in memory_limits()), default=math.inf)
 
 
 def _version_column(layout: Layout, options: dict[str, Any]) -> int:
