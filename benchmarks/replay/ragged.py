@@ -9,7 +9,7 @@ batches. They are full and have turned over once before they are looked at. Spee
 processor time.
 
 A chunk repeats the rows that its last windows need, of ragged fields as of all others: a 64th of its own here with
-transitions and unrolls, a quarter with sequences. So blocks are compared with the content of all rows stored.
+transitions and unrolls, a seventh with sequences. So blocks are compared with the content of all rows stored.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def fill(replay: Replay, options: argparse.Namespace, steps: int, share: float, 
             lengths = lengths_of(rng, options.most, share)
             total += int(lengths.sum()) if ragged else values.nbytes
             given = {**plain, "observation/length": lengths} if ragged else plain
-            done = (ends if t % 200 else ~ends) if t else ends
-            writer.append({**given, "reward": np.zeros(STREAMS), "terminated": ends, "truncated": done})
+            writer.append({**given, "reward": np.zeros(STREAMS), "terminated": ends, "truncated": ends})
             if t % 16 == 0 and replay.core.fifo and len(replay) > replay.capacity - 4 * STREAMS:
                 replay.sample(2 * STREAMS)
             elif t % 16 == 0:
@@ -137,7 +136,8 @@ def measure(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         ragged = replays["ragged"]
         stored = len(ragged) * stride
         sizes = native_sizes(ragged.core.options)
-        repeated = (sizes["behind"] + sizes["chunk"] + sizes["ahead"]) / sizes["chunk"]
+        # the last item of a chunk begins a stride before its end, and needs the observation after its last step
+        repeated = 1 + (1 + sizes["n_step"] - stride) / sizes["chunk"]
         samples: dict[str, list[float]] = {name: [] for name in replays}
         for _ in range(options.rounds):
             for name, replay in replays.items():
