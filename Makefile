@@ -33,7 +33,7 @@ $(VENV)/.train: $(NATIVE) $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: $(NATIVE) $(VENV)/.torch
-	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,hub,atari,box2d,mujoco,minatar,minigrid,video,onnx,notebook,dev]'
+	SKBUILD_CMAKE_DEFINE=APEXRL_WERROR=ON $(PIP) -e '.[train,redis,tls,ray,prometheus,otel,dashboard,sweep,hub,atari,box2d,mujoco,minatar,minari,minigrid,pettingzoo,video,onnx,notebook,dev]'
 	@touch $@ $(VENV)/.train
 
 install: $(VENV)/.dev

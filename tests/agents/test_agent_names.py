@@ -403,7 +403,7 @@ def test_of_an_own_agent_nothing_is_known() -> None:
 
 def test_settings_that_change_nothing_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^--target-noise means nothing to agent sac: leave it out, .* td3, fast_td3$"
+        ConfigError, match=r"^--target-noise means nothing to agent sac: leave it out, .* td3, td3_bc, fast_td3$"
     ):
         check_read("sac", ["seed", "temperature", "target_noise"])
     with pytest.raises(ConfigError, match=r"^--quantiles means nothing to agent c51: .* dqn, "):

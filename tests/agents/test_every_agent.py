@@ -42,6 +42,7 @@ POISONED = [
     for kind in PLAIN
     for where in ("reward", "observation", "next_observation")
     if where != "next_observation" or AGENTS[kind[0]].item == "transition"  # else it is the last of the sequence's
+    if where == "observation" or kind[0] != "bc"  # which reads nothing else
 ]
 
 

@@ -23,7 +23,7 @@ from apexrl.errors import SpecError
 from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.spec import ACTION_MASK, ActionSpec, EnvSpec, Field
 
-DISCRETE = [name for name, info in AGENTS.items() if info.needs != BOX]
+DISCRETE = [name for name, info in AGENTS.items() if not info.needs.startswith(BOX)]
 ROWS, STEPS = 6, 4
 
 

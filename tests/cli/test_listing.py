@@ -58,7 +58,7 @@ def test_agents_say_what_they_are_need_set_and_cite(width: int) -> None:
         assert text.endswith(info.citation)
     assert told(lines, "rainbow").count("--") >= 4
     assert "--residual 0.05" in told(lines, "bires_ddpg")
-    titles = [line for line in lines if line.startswith("Agents for ")]
+    titles = [line for line in listed("agents", width=240) if line.startswith("Agents for ")]
     assert {line.partition(":")[0].removeprefix("Agents for ") for line in titles} == {
         info.needs for info in AGENTS.values()
     }

@@ -67,8 +67,9 @@ def test_seeds_take_turns() -> None:
 
 
 def test_without_agents_every_topology_takes_one_that_it_runs() -> None:
-    plan = compare.plan("cartpole", [",".join(topologies.TOPOLOGIES), "apex"], seeds=1, env_steps=100)
-    assert [arm.topology for arm in plan.arms] == list(topologies.TOPOLOGIES)  # each once
+    acting = [name for name in topologies.TOPOLOGIES if name != "offline"]  # which wants a dataset
+    plan = compare.plan("cartpole", [",".join(acting), "apex"], seeds=1, env_steps=100)
+    assert [arm.topology for arm in plan.arms] == acting  # each once
     for arm in plan.arms:
         topologies.check_agent(arm.topology, arm.agent)
         convert.check_values(arm.config)

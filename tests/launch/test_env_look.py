@@ -76,15 +76,15 @@ def test_an_environment_that_cannot_be_made_is_told() -> None:
         env_facts(config("apexrl.envs.faulty:RaisesOnMake-v0"), measure=True)
     with pytest.raises(EnvError, match=r"longer than 0\.2 s"):
         env_facts(config(_never, env_timeout=0.2), measure=False)
-    with pytest.raises(SpecError, match="Text"):
-        env_facts(config(_text), measure=False)
+    with pytest.raises(SpecError, match="OneOf"):
+        env_facts(config(_one_of), measure=False)
 
 
 def _never() -> Any:
     time.sleep(3600.0)
 
 
-def _text() -> Any:
+def _one_of() -> Any:
     env = Sleeps(0.0)
-    env.observation_space = gym.spaces.Text(3)  # type: ignore[assignment]
+    env.observation_space = gym.spaces.OneOf((gym.spaces.Discrete(2),))  # type: ignore[assignment]
     return env

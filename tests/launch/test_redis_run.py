@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from recording_observer import small
 
+from apexrl import __version__
 from apexrl.config import Config, StopConfig, convert
 from apexrl.config.placement import Redis
 from apexrl.errors import ConfigError
@@ -119,7 +120,7 @@ def test_another_environment_or_agent_is_refused_by_host_and_difference(
     with pytest.raises(ConfigError, match=difference) as caught:
         compare(record, seen, small(tmp_path))
     assert f"on host {os.uname().nodename} CartPole-v1 is not what it is on the learner's host" in str(caught.value)
-    assert "apexrl 0.1.0" in str(caught.value)
+    assert f"here: apexrl {__version__}" in str(caught.value)
 
 
 def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:

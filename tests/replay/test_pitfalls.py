@@ -284,7 +284,7 @@ def test_sampler_and_remover_are_separate():
 def test_counters_go_on_beyond_32_bits():
     with make(capacity=256, min_size=10, samples_per_insert=2.0, insert_band=50.0) as replay:
         native = replay.core.native
-        native.restore_counters(2**33, 2**34, 2**33 - 200, 1.0)
+        native.restore_counters(2**33, 2**34, 2**33 - 200, 0, 1.0)
         replay.core.own()  # as after a load
         writer = replay.writer()
         writer.extend(rows(0, 500), priorities=np.ones(500))

@@ -387,7 +387,7 @@ def test_a_maker_yields_while_its_own_thread_writes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": "lifo"}, "one of 'prioritized', 'uniform', 'fifo'"),
+        ({"sampler": "newest"}, "one of 'prioritized', 'uniform', 'fifo', 'lifo'"),
         ({"sampler": "fifo", "samples_per_insert": 2.0}, "samples_per_insert=2.0 must be left out"),
         ({"sampler": "fifo", "remover": "proportional"}, "evicts what it samples"),
         ({"remover": "proportional", "alpha": 0.0}, "needs priorities"),

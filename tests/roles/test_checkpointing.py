@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_replay_that_cannot_be_written_is_a_warning(
     def save(path: Path, check: Callable[[], None]) -> None:
         raise SnapshotError(f"cannot write {path}") from OSError(errno.ENOSPC, "No space left on device")
 
-    checkpointing.save_replay(stage.context("learner"), save)
+    checkpointing.save_replay(stage.context("learner"), SimpleNamespace(save=save))
     assert "the replay's snapshot" in warnings(stage)[0]
     assert "room for one more" in warnings(stage)[0]
 

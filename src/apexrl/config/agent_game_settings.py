@@ -11,7 +11,7 @@ OWN: Final = "self"
 """In ``played_by``: the run's own pool."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)  # EnvConfig begins with the environment
 class AgentGameSettings:
     """Of environments of several agents, as package.module:parallel_env or package.module:env names them."""
 

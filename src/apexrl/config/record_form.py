@@ -26,6 +26,8 @@ NEW_SETTINGS: Final = frozenset(
         "max_sequence_length",
         "cut_long_sequences",
         "updates",
+        "hindsight",
+        "hindsight_share",
         "dataset",
         "dataset_share",
         "cloned_value_weight",

@@ -244,8 +244,6 @@ class StopConfig:
 
     env_steps: Annotated[int, Range(0)] = 0
     """Environment steps of all actors together; 0: no limit."""
-    updates: Annotated[int, Range(0)] = 0
-    """Learner updates; 0: no limit."""
     minutes: Annotated[float, Range(0)] = 0.0
     """Minutes since the first environment step, or the first update from a dataset; 0: no limit."""
     stop_at_return: Annotated[float | None, Range()] = None
@@ -255,6 +253,8 @@ class StopConfig:
     A resumed run counts anew."""
     stop_when: tuple[str, ...] = ()
     """Bounds of metrics of metrics.jsonl, as 'agent/loss>1e6' 'train_return<-500': the run ends beyond one of them."""
+    updates: Annotated[int, Range(0)] = 0
+    """Learner updates; 0: no limit."""
 
 
 @dataclass(frozen=True)
