@@ -11,6 +11,8 @@ from apexrl.replay.pending import PendingItems
 from apexrl.replay.replay import Replay
 from apexrl.replay.served.batch_client import ServedBatches
 from apexrl.replay.served.batch_server import BatchServer
+from apexrl.replay.tables import Tables
+from apexrl.replay.tables_writer import TablesWriter
 from apexrl.replay.writer import Writer
 from apexrl.spec import Field
 
@@ -23,6 +25,8 @@ __all__ = [
     "PendingItems",
     "Replay",
     "ServedBatches",
+    "Tables",
+    "TablesWriter",
     "Updated",
     "Writer",
 ]

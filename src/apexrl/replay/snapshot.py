@@ -54,10 +54,12 @@ def write(
     check: Callable[[], None],
     snapshot: _native.Snapshot,
     chain: Mapping[str, Any] | None = None,
+    table: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write what was ``taken``; with ``chain``, as a file of a chain of snapshots, which it describes."""
+    """Write what was ``taken``; with ``chain``, as a file of a chain of snapshots, which it describes; with ``table``,
+    as one of several tables."""
     try:
-        _write_file(core, path, check, snapshot, chain)
+        _write_file(core, path, check, snapshot, chain, table)
     except OSError as error:
         raise SnapshotError(
             f"cannot write the replay snapshot {path}: {error.strerror}; the previous file is kept"
@@ -70,6 +72,7 @@ def _write_file(
     check: Callable[[], None],
     snapshot: _native.Snapshot,
     chain: Mapping[str, Any] | None,
+    table: Mapping[str, Any] | None,
 ) -> None:
     native = core.native
     counters = native.counters()
@@ -89,6 +92,7 @@ def _write_file(
         "entry_bytes": native.snapshot_entry_bytes,
         "slots": counters["slots"],
         **({"chain": dict(chain)} if chain else {}),
+        **({"table": dict(table)} if table else {}),
     }
     text = json.dumps(head).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

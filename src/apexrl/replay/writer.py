@@ -50,10 +50,23 @@ class Writer:
         self._waiting_since = 0.0
         self._publishing = False
         self.published = 0  # items that this writer has published
+        self.stored_rows = 0  # of the last `extend` that raised WaitTimeout
         _WRITERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Writer, (self._core, self._streams, self._priority_fn))
+
+    def lease(self) -> bool:
+        """Lease a lane now, and not at the first use. True: this writer had none, so its streams begin.
+
+        Raises:
+            ClosedError, ExhaustedError: closed, or no lane or stream is free.
+        """
+        with self._lock:
+            if not self._closed and self._native.leased:
+                return False
+            self._lease()
+            return True
 
     def extend(self, values: Mapping[str, Any], priorities: Any = None, timeout: float = 10.0) -> None:
         """Append N finished rows (rows mode).
@@ -90,7 +103,7 @@ class Writer:
                 self._raise(status, bad, priorities)
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    total = len(next(iter(values.values())))
+                    total, self.stored_rows = len(next(iter(values.values()))), start
                     raise WaitTimeout(f"{self._why_no_room(timeout)}; {start} of {total} rows were stored")
                 if not self._core.own_to_evict():
                     self._native.wait(min(left, _SIGNAL_SECONDS))
