@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from redis_server import RedisServer
 
 EVERY_RULE = [*(name for name in AGENTS if AGENTS[name].item != "unroll"), "impala", "ppo", "pqn"]
+FIRST = {AGENTS[name].where: name for name in reversed(EVERY_RULE)}.values()
+"""One agent of each class."""
 
 RUN: dict[str, Any] = {
     "serial": True,
@@ -63,7 +65,9 @@ def in_lock_step(config: Config) -> tuple[dict[str, Any], checkpoint.Checkpoint,
     return summary, found, rows
 
 
-@pytest.mark.parametrize("name", EVERY_RULE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.long]) for name in EVERY_RULE]
+)
 def test_in_lock_step_a_seed_gives_the_same_run(name: str, tmp_path: Path) -> None:
     steps = 1200 if AGENTS[name].item == "unroll" else RUN["env_steps"]  # an unroll is learned from once
     runs = [in_lock_step(config_of(name, **{**RUN, "env_steps": steps}, out=str(tmp_path / str(n)))) for n in range(2)]
@@ -78,6 +82,7 @@ def test_in_lock_step_a_seed_gives_the_same_run(name: str, tmp_path: Path) -> No
     assert [row["returns"] for row in evaluations] == [row["returns"] for row in again_evaluations]
 
 
+@pytest.mark.long
 def test_q_learning_solves_several_choices_at_once(tmp_path: Path) -> None:
     config = config_of("double_dqn", asked="multi", hidden=(64,), learning_rate=3e-3, batch_size=32, out=str(tmp_path))
     settings = {**RUN, "env_steps": 6_000, "updates_per_step": 0.25, "min_size": 200, "eval_episodes": 20}

@@ -56,6 +56,7 @@ def test_holds_in_every_order(program, scenario):
     assert "not all" not in done.stdout
 
 
+@pytest.mark.long
 def test_a_wake_up_is_lost_without_the_fence(build):
     """The checker finds what it is there to find."""
     unfenced = build("unfenced", "-DAPEXRL_WITHOUT_WAKE_FENCE")

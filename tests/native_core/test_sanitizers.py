@@ -40,6 +40,7 @@ def test_core_is_clean(
     assert run_sanitized(test, tmp_path, sanitizers, *arguments, flags=flags).strip() == "ok"
 
 
+@pytest.mark.long
 def test_hostile_chunks_harm_nothing(tmp_path: Path) -> None:
     """The inputs of ``make fuzz`` without its search: mutations from a fixed seed."""
     flags = "-DAPEXRL_FUZZ_ALONE", FAST_TO_COMPILE
