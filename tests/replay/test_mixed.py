@@ -185,6 +185,89 @@ def test_a_server_hands_out_mixed_batches():
         assert server.stats()["priorities_applied"] == 16
 
 
+def test_goals_in_hindsight_come_from_the_replay_of_their_item():
+    fields = {"observation/achieved_goal": Field((2,), "float32"), "action": Field((), "int64")}
+    made = {}
+    for number, name in enumerate("ab"):
+        made[name] = kept(
+            Replay(
+                1000, fields if number else dict(reversed(fields.items())), kind="transition", n_step=2, streams=1,
+                hindsight=("future", "final")[number], hindsight_share=(1.0, 0.5)[number], alpha=0.0,
+            )
+        )  # fmt: skip
+        writer = made[name].writer()
+        for t in range(110):  # the goal is (replay, time); an episode has ten steps and the final observation
+            values = {"observation/achieved_goal": np.array([[number, t]], "f4"), "action": [t], "reward": [0.0]}
+            writer.append({**values, "terminated": [t % 11 == 9], "truncated": [False]})
+    mixed = MixedReplay(made, {"a": 0.25, "b": 0.75})
+    relabelled = [0, 0]
+    for _ in range(20):
+        data = mixed.sample(64).data
+        source, time = data["observation/achieved_goal"].astype(int).T
+        np.testing.assert_array_equal(source, [0] * 16 + [1] * 48)
+        goal, yes, steps = data["hindsight/goal"].astype(int), data["hindsight/relabelled"], data["hindsight/steps"]
+        np.testing.assert_array_equal(goal[yes, 0], source[yes])
+        assert not goal[~yes].any()
+        assert (goal[yes, 1] > time[yes]).all()
+        np.testing.assert_array_equal(goal[yes, 1] // 11, time[yes] // 11)
+        final = yes & (source == 1)
+        np.testing.assert_array_equal(goal[final, 1], time[final] // 11 * 11 + 10)
+        np.testing.assert_array_equal(steps, np.minimum(2, 10 - time % 11))
+        np.testing.assert_array_equal(data["hindsight/achieved"][:, 0, 1], time + 1)
+        np.testing.assert_array_equal(data["hindsight/achieved"][:, 0, 0], source)
+        relabelled = [relabelled[0] + yes[:16].sum(), relabelled[1] + yes[16:].sum()]
+    assert relabelled[0] == 20 * 16
+    assert 0.4 < relabelled[1] / (20 * 48) < 0.6
+    np.testing.assert_array_equal(mixed.sample(8, n_step=1).data["hindsight/steps"], 1)
+    plain = kept(Replay(1000, fields, kind="transition", n_step=2))
+    longer = kept(Replay(1000, fields, kind="transition", n_step=3, hindsight="future"))
+    for other in (plain, longer):
+        with pytest.raises(ConfigError, match="only some draw goals in hindsight, or of other shapes"):
+            MixedReplay({"a": made["a"], "b": other}, {"a": 0.5, "b": 0.5})
+
+
+def words(numbers):
+    return {"id": np.asarray(numbers), "word": [np.full(n % 7, n % 256, "u1") for n in numbers]}
+
+
+@pytest.mark.parametrize("kind", ["rows", "transition", "sequence"])
+def test_ragged_values_are_filled_up_whichever_replay_they_are_of(kind):
+    fields = {"id": Field((), "int64"), "word": Field((6,), "uint8", ragged=True)}
+    more = {"x": Field((), "float32"), **fields}
+    options = {"kind": kind, **({"length": 3} if kind == "sequence" else {}), "sampler": "uniform"}
+    made = {"long": kept(Replay(1000, fields, **options)), "short": kept(Replay(1000, more, **options))}
+    for name, first in (("long", 1000), ("short", 0)):
+        writer = made[name].writer()
+        extra = {"x": np.zeros(1, "f4")} if name == "short" else {}
+        for n in range(first, first + 200):
+            if kind == "rows":
+                writer.extend({**words([n]), **extra})
+            else:
+                ends = {"reward": [0.0], "terminated": [False], "truncated": [False]}
+                writer.append({**words([n]), **extra, **ends})
+    mixed = MixedReplay(made, {"long": 0.5, "short": 0.5})
+    for _ in range(20):  # arrays of earlier batches are used again
+        data = mixed.sample(32).data
+        numbers, word, lengths = data["id"], data["word"], data["word/length"]
+        assert (numbers[:16] >= 1000).all()
+        assert (numbers[16:] < 1000).all()
+        np.testing.assert_array_equal(lengths, numbers % 7)
+        there = np.arange(6) < lengths[..., None]
+        np.testing.assert_array_equal(word, np.where(there, (numbers % 256)[..., None], 0))
+    assert set(data) >= {"id", "word", "word/length"}
+    assert "x" not in data
+
+
+def test_ragged_values_beside_others_are_not_mixed():
+    ragged = {"id": Field((), "int64"), "word": Field((6,), "uint8", ragged=True)}
+    fixed = {**ragged, "word": Field((6,), "uint8")}
+    unsampled = {**ragged, "word/length": Field((), "int32", sampled=False)}
+    one = kept(Replay(100, ragged))
+    for other, message in ((fixed, "'word' is ragged in one alone"), (unsampled, "not all sample 'word/length'")):
+        with pytest.raises(ConfigError, match=message):
+            MixedReplay({"a": one, "b": kept(Replay(100, other))}, {"a": 0.5, "b": 0.5})
+
+
 def mix_and_report(mixed, pipe):
     batch = mixed.sample(32)
     mixed.update_priorities(batch.keys, np.full(32, 2.0))

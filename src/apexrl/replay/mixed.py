@@ -19,7 +19,7 @@ from apexrl.replay.priorities import checked
 from apexrl.replay.replay import Replay
 from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import ShardedSource
-from apexrl.spec import Array
+from apexrl.spec import Array, length_of
 
 Counts = Literal["exact", "expected"]
 
@@ -376,8 +376,15 @@ def _common_layout(layouts: Mapping[str, Layout]) -> Layout:
                     f"replays {first!r} and {name!r} cannot be mixed: field {field!r} is {mine.field.dtype} "
                     f"{list(mine.window_shape)} and {dtype} {list(shape)}"
                 )
+            if mine.field.ragged != its.field.ragged:
+                raise ConfigError(
+                    f"replays {first!r} and {name!r} cannot be mixed: field {field!r} is ragged in one alone"
+                )
     if not fields:
         raise ConfigError(f"replays {', '.join(map(repr, layouts))} have no field in common")
+    for field, column in fields.items():
+        if column.field.ragged and length_of(field) not in fields:
+            raise ConfigError(f"replays cannot be mixed: not all sample {length_of(field)!r}, the lengths of {field!r}")
     goals = [one.hindsight and one.hindsight.shapes(1) for one in layouts.values()]
     if any(one != goals[0] for one in goals):
         raise ConfigError("replays cannot be mixed where only some draw goals in hindsight, or of other shapes")
