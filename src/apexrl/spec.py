@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from apexrl.errors import SpecError
 
 Array = NDArray[np.generic]
+_T = TypeVar("_T")
 
 OBSERVATION = "observation"
 LAST_ACTION, LAST_REWARD = "observation/last_action", "observation/last_reward"
@@ -21,6 +22,9 @@ LAST_ACTION, LAST_REWARD = "observation/last_action", "observation/last_reward"
 ACTION_MASK = "observation/action_mask"
 """The part of an observation that says which discrete actions are possible, bool [n], or of several choices side by
 side, [sum of nvec]. Agents read it; networks and normalisation do not."""
+GLOBAL_STATE = "observation/state"
+"""The part of an observation that is the state of the whole environment, alone or with entries below it. With a central
+value it is the value's alone."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
 
@@ -111,6 +115,11 @@ def with_lengths(fields: Mapping[str, Field]) -> dict[str, Field]:
 def is_observation(name: str) -> bool:
     """Whether a field is (a part of) the observation: ``observation`` or ``observation/<key>``."""
     return name == OBSERVATION or name.startswith(OBSERVATION + "/")
+
+
+def is_state(name: str) -> bool:
+    """Whether a field is (a part of) the state of the whole environment."""
+    return name == GLOBAL_STATE or name.startswith(GLOBAL_STATE + "/")
 
 
 class ActionPart(NamedTuple):
@@ -280,6 +289,20 @@ class EnvSpec:
         if not self.masked:
             return self
         return replace(self, observation={name: one for name, one in self.observation.items() if name != ACTION_MASK})
+
+    def without_state(self) -> EnvSpec:
+        """All but ``GLOBAL_STATE``."""
+
+        def rest(fields: Mapping[str, _T]) -> dict[str, _T]:
+            return {name: one for name, one in fields.items() if not is_state(name)}
+
+        return replace(
+            self,
+            observation=rest(self.observation),
+            categories=rest(self.categories),
+            starts=rest(self.starts),
+            padded=rest(self.padded),
+        )
 
     def varies(self, name: str) -> bool:
         """Whether a field is of variable length, or the length of one."""

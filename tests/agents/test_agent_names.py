@@ -253,7 +253,7 @@ SECOND = {
 FLIPPED = {
     *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),
     *("critic_layer_norm", "eager_targets"),
-    *("normalize_advantages", "summed_loss", "separate_values", "popart"),
+    *("normalize_advantages", "summed_loss", "separate_values", "central_value", "popart"),
 }
 DRAWN = {"anneal_horizon", "n_step_start", "gamma_start", "horizon_updates"}  # what batches are drawn (test_resets)
 EXPLORATION = {

@@ -45,7 +45,7 @@ from apexrl.networks.distributions import Categorical, Distribution, Gaussian, H
 from apexrl.networks.memory import State as MemoryState
 from apexrl.networks.policy_value import PolicyValue
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
-from apexrl.spec import Array, EnvSpec, Field
+from apexrl.spec import GLOBAL_STATE, Array, EnvSpec, Field
 
 GROUP = "policy_value"
 LOG_PROB, SAMPLE = "log_prob", "sample"  # fields
@@ -86,7 +86,8 @@ class ActorCritic:
 
     Raises:
         AgentError: a bound of the box is infinite, an unroll would have no steps, values are to be clipped in updates
-            of one gradient step, or the log-probability is to be followed for several.
+            of one gradient step, the log-probability is to be followed for several, or a central value would see no
+            state.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -101,6 +102,8 @@ class ActorCritic:
                 "one gradient step begins there: leave it out, or set epochs or minibatches above 1"
             )
         check_gradient_steps(config)
+        self.acting_spec = _acting_spec(spec, config)
+        """What it acts by: without the state of the environment where the value alone sees that."""
         self.item = Item("unroll", config.unroll_length)
         self._config = config
         self._device = torch.device(device)
@@ -134,6 +137,7 @@ class ActorCritic:
                 config.network,
                 config.separate_values and choice is None,
                 layer_choice(config),
+                config.central_value,
             ).to(self._device)
         memory = network.recurrent.memory if network.recurrent is not None else None
         self._memory_shapes = memory.fields if memory is not None else {}
@@ -324,3 +328,22 @@ class ActorCritic:
     weights, load = trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal
+
+
+def _acting_spec(spec: EnvSpec, config: AgentConfig) -> EnvSpec:
+    """``spec`` as the policy sees it.
+
+    Raises:
+        AgentError: there is no state for a central value, or nothing but it for the policy.
+    """
+    if not config.central_value:
+        return spec
+    seen = spec.without_state()
+    if len(seen.observation) == len(spec.observation):
+        raise AgentError(
+            f"central_value: observations have no {GLOBAL_STATE}, the state of the environment that the value is to "
+            "see: add --show-state (several agents), or an entry state to a Dict observation of your own"
+        )
+    if not seen.without_mask().observation:
+        raise AgentError("central_value: observations have nothing but the state, and the policy does not see that")
+    return seen

@@ -380,6 +380,9 @@ class ActorCriticSettings:
     With large returns the value loss dominates the layers that policy and values share."""
     separate_values: Annotated[bool, Needs("memory", ("none",))] = False
     """The value function has its own layers, of the policy's sizes (CleanRL and SB3 for vectors: yes)."""
+    central_value: bool = False
+    """The value function, in layers of its own, sees the state of the environment; the policy does not (MAPPO).
+    The state is an observation's entry state, as --show-state adds it (Yu et al. 2022)."""
     popart: bool = False
     """Values are learned in units of their targets' running mean and deviation (van Hasselt et al. 2016).
     They keep what they say as these change, but with parameter servers (a3c --no-hogwild)."""

@@ -40,6 +40,7 @@ NEW_SETTINGS: Final = frozenset(
         "memory_layers",
         "memory_heads",
         "memory_context",
+        "central_value",
         *AgentGameSettings.__dataclass_fields__,
     )
 )

@@ -15,12 +15,12 @@ from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError, SpecError
 from apexrl.space_values import LengthLimit
-from apexrl.spec import Array
+from apexrl.spec import GLOBAL_STATE, OBSERVATION, Array
 
 if TYPE_CHECKING:
     from apexrl.envs.played_agents import PlayedAgents
 
-AGENT, STATE = "agent", "state"
+AGENT, STATE = "agent", GLOBAL_STATE.removeprefix(f"{OBSERVATION}/")
 """Entries that an agent's observation may be given: which agent it is, and the state of the whole environment."""
 
 ALONE = "obs"

@@ -36,7 +36,9 @@ class LoadedAgent:
     def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None) -> None:
         self.agent = agent
         """The agent itself (``apexrl.protocols.Agent``), for batches of named arrays."""
-        self.spec = spec
+        self.spec: EnvSpec = getattr(agent, "acting_spec", spec)
+        """What it acts by; what only its value sees is not in it."""
+        self._whole = spec
         self.checkpoint = checkpoint
         """The file that the weights came from."""
         self._frames: FrameStack | None = None
@@ -122,7 +124,9 @@ class LoadedAgent:
 
     def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
         """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""
-        values, wanted = named_values(self.spec, observation), set(value_names(self.spec).values())
+        values, wanted = named_values(self._whole, observation), set(value_names(self.spec).values())
+        for name in set(value_names(self._whole).values()) - wanted:
+            values.pop(name, None)
         if set(values) != wanted:
             hint = past_missing(self.spec, values)
             raise SpecError(f"this agent needs {sorted(wanted)}, but got {sorted(values)}{hint}")

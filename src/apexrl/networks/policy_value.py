@@ -11,7 +11,7 @@ from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.memory import MemoryChoice, State
 from apexrl.networks.recurrent_trunk import RecurrentTrunk
 from apexrl.networks.trunk import Trunk
-from apexrl.spec import EnvSpec
+from apexrl.spec import EnvSpec, is_state
 
 Observation = Mapping[str, Tensor]
 
@@ -31,6 +31,7 @@ class PolicyValue(nn.Module):
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
         separate: the value has a trunk of its own; not with a memory.
+        central: so it has, with a memory too, and it alone sees the state of the environment; it has no memory.
         choice: which layers encoders have.
     """
 
@@ -45,14 +46,17 @@ class PolicyValue(nn.Module):
         network: str = "",
         separate: bool = False,
         choice: LayerChoice = PLAIN,
+        central: bool = False,
     ) -> None:
         super().__init__()
         assert not (separate and memory), "values with a memory of their own would need its state"
-        self.recurrent = RecurrentTrunk(spec, hidden, memory, image_units, network, choice) if memory else None
+        self._central = central
+        seen = spec.without_state() if central else spec
+        self.recurrent = RecurrentTrunk(seen, hidden, memory, image_units, network, choice) if memory else None
         if self.recurrent is not None:
             self.recurrent.begin_orthogonal()
-        self.trunk = None if memory else Trunk(spec, hidden, image_units, network, choice)
-        value_trunk = Trunk(spec, hidden, image_units, network, choice) if separate else None
+        self.trunk = None if memory else Trunk(seen, hidden, image_units, network, choice)
+        value_trunk = Trunk(spec, hidden, image_units, network, choice) if separate or central else None
         for trunk in (self.trunk, value_trunk):
             if trunk is not None:
                 trunk.begin_orthogonal()
@@ -62,7 +66,7 @@ class PolicyValue(nn.Module):
         nn.init.zeros_(self.policy.bias)
         self.free = nn.Parameter(torch.zeros(free)) if free else None
         self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
-        self.value = nn.Linear(features, 1)
+        self.value = nn.Linear(features if value_trunk is None else value_trunk.features, 1)
         nn.init.orthogonal_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 
@@ -71,13 +75,20 @@ class PolicyValue(nn.Module):
         assert self.trunk is not None, "it has a memory, and needs its state"
         return self.trunk
 
+    def _seen(self, observation: Observation) -> Observation:
+        """What the policy is shown of it."""
+        if not self._central:
+            return observation
+        return {name: value for name, value in observation.items() if not is_state(name)}
+
     def act(self, observation: Observation, state: State | None = None) -> tuple[Tensor, State | None]:
         """One step of B environments: the policy's outputs, float32 [B, outputs + free], and the state after it.
 
         Args:
-            observation: name -> [B, (stack,) *shape].
+            observation: name -> [B, (stack,) *shape]; with a central value the state need not be there.
             state: of the memory, where there is one.
         """
+        observation = self._seen(observation)
         if self.recurrent is None:
             return self._outputs(self._feed_forward(observation)), None
         assert state is not None, "a memory needs its state"
@@ -99,15 +110,23 @@ class PolicyValue(nn.Module):
         """
         rows, steps = next(iter(observation.values())).shape[:2]
         if self.recurrent is None:
-            flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()}
-            x = self._feed_forward(flat)  # [B·T, features]
+            flat = _flat(observation)
+            x = self._feed_forward(self._seen(flat))  # [B·T, features]
             outputs, value = self._outputs(x), self.value(x if self.value_trunk is None else self.value_trunk(flat))
             return outputs.view(rows, steps, -1).transpose(0, 1), value.view(rows, steps).t()
         assert state is not None
         assert first is not None
-        x = self.recurrent.outputs(observation, state, first, resets).flatten(0, 1)  # [T·B, units]
-        return self._outputs(x).view(steps, rows, -1), self.value(x).view(steps, rows)
+        x = self.recurrent.outputs(self._seen(observation), state, first, resets).flatten(0, 1)  # [T·B, units]
+        outputs = self._outputs(x).view(steps, rows, -1)
+        if self.value_trunk is None:
+            return outputs, self.value(x).view(steps, rows)
+        return outputs, self.value(self.value_trunk(_flat(observation))).view(rows, steps).t()
 
     def _outputs(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.policy(x)
         return outputs if self.free is None else torch.cat((outputs, self.free.expand(x.shape[0], -1)), dim=1)
+
+
+def _flat(observation: Observation) -> dict[str, Tensor]:
+    """name -> [B, T, …] as name -> [B·T, …]."""
+    return {name: value.reshape(-1, *value.shape[2:]) for name, value in observation.items()}
