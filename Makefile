@@ -54,7 +54,7 @@ contracts: $(VENV)/.dev
 
 # Compiles the tests once, beside mypy, and not in each process that runs them.
 collected: $(VENV)/.dev
-	$(BIN)/python -m pytest --collect-only -qq $(SELECTED) > /dev/null
+	@$(BIN)/python -m pytest --collect-only -qq $(SELECTED) > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; false; }
 
 # Tests start hundreds of processes; without compiled files each would compile the package again.
 test test-long test-ray test-envpool test-object-store test-trackers check collected: export PYTHONDONTWRITEBYTECODE :=
