@@ -124,6 +124,45 @@ void random_rows(unsigned seed) {
   }
 }
 
+// Which episode each row of some streams belongs to; times begin with 1.
+struct EpisodesOfStreams {
+  std::vector<std::vector<uint32_t>> number;  // [stream][time]; 0 at time 0, where nothing is
+  std::vector<uint8_t> ended, begins;         // of each stream: the next row is a final observation, or begins an episode
+  explicit EpisodesOfStreams(uint32_t streams) : number(streams, {0}), ended(streams), begins(streams, 1) {}
+  void add(uint32_t stream, bool ends) {
+    number[stream].push_back(number[stream].back() + begins[stream]);
+    begins[stream] = ended[stream];
+    ended[stream] = ends && !ended[stream];
+  }
+};
+
+// Goals in hindsight: of the first column, whose values are (time * streams + stream).
+void check_goals(Owner& owner, const EpisodesOfStreams& episodes, uint32_t streams, uint32_t stack, uint32_t n_step, unsigned strategy) {
+  Drawn drawn(32, stack, true);
+  std::vector<uint8_t> relabelled(drawn.n);
+  std::vector<uint64_t> goal(drawn.n), achieved(drawn.n * n_step);
+  std::vector<int32_t> steps(drawn.n);
+  drawn.out.hindsight = {0, GoalStrategy(strategy), 0.75, relabelled.data(), reinterpret_cast<uint8_t*>(goal.data()),
+                         reinterpret_cast<uint8_t*>(achieved.data()), steps.data()};
+  CHECK(owner.sample(0.4, drawn.out) == SampleStatus::ok);
+  drawn.check();
+  for (size_t i = 0; i < drawn.n; ++i) {
+    const uint64_t here = drawn.tag[i * stack + stack - 1], stream = here % streams, time = here / streams;
+    const auto& number = episodes.number[stream];
+    CHECK(steps[i] >= 1 && uint32_t(steps[i]) <= n_step);
+    for (uint32_t k = 0; k < n_step; ++k)
+      CHECK(achieved[i * n_step + k] == (k < uint32_t(steps[i]) ? here + uint64_t(k + 1) * streams : 0));
+    if (!relabelled[i]) {
+      CHECK(goal[i] == 0);
+      continue;
+    }
+    const uint64_t then = goal[i] / streams;
+    CHECK(goal[i] % streams == stream && then < number.size() && number[then] == number[time]);
+    if (GoalStrategy(strategy) != GoalStrategy::episode) CHECK(then > time);
+    CHECK(number[then - 1] == number[then]);  // not the episode's first observation, which achieved nothing
+  }
+}
+
 void random_streams(unsigned seed) {
   std::mt19937 random(seed);
   const uint32_t stack = 1 + random() % 4, n_step = 1 + random() % 5, streams = 1 + random() % 4;
@@ -137,11 +176,14 @@ void random_streams(unsigned seed) {
   std::vector<float> reward(streams, 1.0f);
   std::vector<uint8_t> terminated(streams), truncated(streams);
   const auto serve = [&] { return owner->serve(), true; };
+  EpisodesOfStreams episodes(streams);
+  const unsigned longer = seed % 3 == 0 ? 20 : 1;  // episodes of several slots
   for (uint64_t t = 1; t < 1500; ++t) {
     for (uint32_t s = 0; s < streams; ++s) {
-      rows.fill(s, t);
-      terminated[s] = random() % 20 == 0;
-      truncated[s] = random() % 40 == 0;
+      rows.fill(s, t * streams + s);
+      terminated[s] = random() % (20 * longer) == 0;
+      truncated[s] = random() % (40 * longer) == 0;
+      episodes.add(s, terminated[s] || truncated[s]);
     }
     CHECK(append(writer, rows.data(), reward.data(), terminated.data(), truncated.data(), streams, serve));
     if (t % 50 == 0 && owner->size() > 0) {
@@ -150,8 +192,9 @@ void random_streams(unsigned seed) {
       drawn.check();
       for (size_t i = 0; i < drawn.n; ++i) {
         const uint64_t here = drawn.tag[i * stack + stack - 1], there = drawn.next_tag[i * stack + stack - 1];
-        CHECK(there > here && there <= here + n_step);
+        CHECK(there > here && there <= here + n_step * streams && there % streams == here % streams);
       }
+      check_goals(*owner, episodes, streams, stack, n_step, unsigned(t / 50 % 3));
       CHECK(owner->check() == 0.0);
     }
   }
