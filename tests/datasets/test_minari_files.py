@@ -45,6 +45,12 @@ def test_what_is_written_is_read_back_and_read_by_minari(tmp_path: Path) -> None
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_relative_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corridor(Path("here"), corridor_episodes(2))
+    assert Dataset("here").episodes == 2
+
+
 def test_a_dataset_of_minari_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     write_corridor(tmp_path / "corridor" / "test-v0", corridor_episodes(2))

@@ -97,6 +97,12 @@ def test_weights_of_episodes_of_unequal_length_by_hand() -> None:
     assert importance.per_decision(of) == pytest.approx((2.0 + 0.5 * 2 + 1.5 * 2) / 2)
     assert importance.per_decision_weighted(of) == pytest.approx((2.0 + 1.0) / 2.5 + 3.0 / 3.5)
     assert importance.effective_episodes(of) == pytest.approx(3.5**2 / (4 + 2.25))
+    with np.errstate(divide="ignore"):
+        seldom = importance.weighted([np.ones(3)] * 4, [np.log([1.0, 0.0, 1.0])] * 3 + [np.zeros(3)], 1.0)
+        never = importance.weighted([np.ones(3)] * 4, [np.log([1.0, 0.0, 1.0])] * 4, 1.0)
+    assert importance.estimate("wis", seldom) == pytest.approx((3.0, 3.0, 3.0))  # not 0 where no such episode was drawn
+    for method in ("wis", "wpdis"):
+        assert np.isnan(importance.estimate(method, never)).all()
 
 
 def test_what_cannot_be_estimated_is_refused(dataset: str, tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class Odd:
             seen.pop("b")
         elif self._fault == "says nothing":
             rest[1].pop("b")
+        elif self._fault == "pays nothing":
+            rest[0].pop("b")
         elif self._fault == "shape":
             seen["b"] = seen["b"][:2]
         return seen, *rest
@@ -108,7 +110,12 @@ class Odd:
 
 @pytest.mark.parametrize(
     ("fault", "text"),
-    [("shows nothing", "shows nothing to agent 'b'"), ("says nothing", "says nothing"), ("shape", "of shape [2]")],
+    [
+        ("shows nothing", "shows nothing to agent 'b'"),
+        ("says nothing", "says nothing"),
+        ("pays nothing", "says nothing"),
+        ("shape", "of shape [2]"),
+    ],
 )
 def test_a_faulty_environment_is_told(fault: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import agent_toys

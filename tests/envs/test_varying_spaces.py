@@ -134,7 +134,7 @@ def test_a_value_that_is_too_long_is_an_error() -> None:
     vector.reset()
     vector.step(np.array([0]))
     vector.step(np.array([0]))
-    with pytest.raises(EnvError, match="observation is 4 long, and at most 3 may be: raise --max-sequence-length 3"):
+    with pytest.raises(EnvError, match="observation is 4 long, and at most 3 may be: raise --max-seq"):
         vector.step(np.array([0]))
     vector.close()
 

@@ -256,6 +256,7 @@ def test_what_is_given_is_read_by_what_is_chosen() -> None:
     assert "ppo in impala would not read --min-size" in choose(fast, 2, AUTO, "", ["min_size"]).why
     assert choose(facts(), 2, AUTO, "", ["unroll_length"])[:2] == ("ppo", "impala")
     assert choose(fast, 2, AUTO, "", ["policy_workers"])[:2] == ("ppo", "sample_factory")
+    assert choose(facts(), 2, "bc", "", ["actors"])[:2] == ("bc", "offline")  # which refuses them
     assert choose(facts("box"), 2, AUTO, "", ["target_noise"])[:2] == ("td3", "apex")
 
 

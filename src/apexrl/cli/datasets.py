@@ -110,7 +110,10 @@ def ope(words: list[str]) -> int:
     found = estimates(loaded, config, wanted.dataset, methods, fit, wanted.seed)
     if wanted.json:
         effective = None if math.isnan(found.effective) else found.effective
-        of_agent = {name: one._asdict() for name, one in found.estimates.items()}
+        of_agent = {
+            name: {part: None if math.isnan(number) else number for part, number in one._asdict().items()}
+            for name, one in found.estimates.items()
+        }
         print(json.dumps({"gamma": gamma, "dataset": found.recorded._asdict(), "effective": effective, **of_agent}))
         return OK
     print(f"discounted return from the first states of {wanted.dataset}, γ {gamma:g}, with intervals of 95 %")
@@ -123,6 +126,8 @@ def ope(words: list[str]) -> int:
 
 
 def _spelled(one: Estimate) -> str:
+    if math.isnan(one.value):
+        return "none: the policy would have made no recorded episode"
     return f"{one.value:10.4g}  [{one.low:.4g}, {one.high:.4g}]"
 
 

@@ -156,7 +156,7 @@ def write(
     Raises:
         DatasetError: the folder is there already, cannot be written, or there is no episode.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # Minari doubles a relative path
     if folder.exists():
         raise DatasetError(f"{folder} is there already: say another folder, or remove it")
     minari = _minari()

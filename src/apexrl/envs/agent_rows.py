@@ -262,7 +262,7 @@ class AgentRows:
         assert rows.metrics is not None
         for agent in acting:
             row = first + self._rows_of[agent]
-            if agent not in terminated or agent not in truncated:
+            if agent not in rewards or agent not in terminated or agent not in truncated:
                 raise EnvError(
                     f"{self._name}: step() of environment {number} says nothing of agent {agent!r}, which acted: its "
                     "reward, terminated and truncated belong into the answer, also when it leaves"

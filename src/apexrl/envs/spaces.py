@@ -196,8 +196,8 @@ def _element(
     """An entry of a sequence's elements as an array of all of them."""
     if leaf.padded is not None and leaf.padded.kind != "text":
         raise SpecError(
-            f"{name} is {space}: a Sequence of {leaf.padded.kind}s is not supported; use one of Box, Discrete, "
-            "MultiDiscrete, MultiBinary, Text, or of a Dict or Tuple of them"
+            f"{name} is {space}: a Sequence of {leaf.padded.kind}s is not supported; elements may be Box, "
+            "Discrete, MultiDiscrete, MultiBinary, Text, or a Dict or Tuple of these"
         )
     own = replace(
         leaf,
@@ -227,7 +227,7 @@ def _padded(leaf: Leaf, kind: Any, of: str, bound: str, cut: bool) -> Leaf:
 
 
 def _raise_limit(limit: LengthLimit) -> str:
-    return f": raise --max-sequence-length {limit.length}, or add --cut-long-sequences"
+    return f": raise --max-sequence-length, which is {limit.length}, or add --cut-long-sequences"
 
 
 def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:

@@ -79,8 +79,8 @@ def _agents(facts: EnvFacts, topology: str) -> list[str]:
 def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
     """Topologies, that which suits the agent here first."""
     if AGENTS[agent].offline:
-        best = "offline"
-    elif AGENTS[agent].item != "unroll":
+        return ["offline"]  # with actors only where somebody says so
+    if AGENTS[agent].item != "unroll":
         best = "apex"
     else:
         best = "sample_factory" if cores >= _MANY_CORES and facts.image_side else "impala"

@@ -6,6 +6,7 @@ arXiv 1604.00923. Episodes are as long as they were recorded: of one that was cu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -49,8 +50,10 @@ def ordinary(of: Weighted) -> float:
 
 
 def ordinary_weighted(of: Weighted) -> float:
-    """Σ_i ρ_i·G_i / Σ_i ρ_i: biased, of less variance."""
-    return _share(of.ratio[:, -1] * of.reward.sum(axis=1), of.ratio[:, -1])
+    """Σ_i ρ_i·G_i / Σ_i ρ_i: biased, of less variance; NaN where all ρ_i are 0."""
+    ratio = of.ratio[:, -1]
+    total = float(ratio.sum())
+    return float((ratio * of.reward.sum(axis=1)).sum()) / total if total > 0 else math.nan
 
 
 def per_decision(of: Weighted) -> float:
@@ -59,9 +62,12 @@ def per_decision(of: Weighted) -> float:
 
 
 def per_decision_weighted(of: Weighted) -> float:
-    """Σ_t Σ_i γ^t·ρ_it·r_it / Σ_i ρ_it, as RLlib's weighted estimator: biased, of less variance."""
+    """Σ_t Σ_i γ^t·ρ_it·r_it / Σ_i ρ_it, as RLlib's weighted estimator: biased, of less variance.
+
+    NaN where all ratios of a step are 0: what the policy would get from there on nobody recorded.
+    """
     totals = of.ratio.sum(axis=0)
-    return float((np.divide(of.ratio, totals, out=np.zeros_like(of.ratio), where=totals > 0) * of.reward).sum())
+    return float((of.ratio * of.reward / totals).sum()) if totals.all() else math.nan
 
 
 METHODS: Final[dict[str, Callable[[Weighted], float]]] = {
@@ -73,11 +79,15 @@ METHODS: Final[dict[str, Callable[[Weighted], float]]] = {
 
 
 def estimate(method: str, of: Weighted, seed: int = 0) -> Estimate:
-    """By one of ``METHODS``; the interval is that of 95 % of bootstrap samples of episodes."""
+    """By one of ``METHODS``; the interval is that of 95 % of those bootstrap samples of episodes that have an estimate.
+
+    All three numbers are NaN where the policy would have made no recorded episode.
+    """
     rng, episodes, found = np.random.default_rng(seed), len(of.reward), METHODS[method]
     draws = (rng.integers(episodes, size=episodes) for _ in range(RESAMPLES))
     samples = [found(Weighted(of.reward[rows], of.ratio[rows])) for rows in draws]
-    return Estimate(found(of), *interval(np.array(samples)))
+    value, told = found(of), np.array([sample for sample in samples if not math.isnan(sample)])
+    return Estimate(value, *(interval(told) if len(told) and not math.isnan(value) else (math.nan, math.nan)))
 
 
 def interval(samples: Floats) -> tuple[float, float]:
@@ -90,8 +100,3 @@ def effective_episodes(of: Weighted) -> float:
     """(Σρ)² / Σρ²: as many equally weighted episodes would say as much (Kong 1992)."""
     ratio = of.ratio[:, -1]
     return float(ratio.sum() ** 2 / np.square(ratio).sum()) if ratio.any() else 0.0
-
-
-def _share(values: Floats, weights: Floats) -> float:
-    total = float(weights.sum())
-    return float(values.sum()) / total if total > 0 else 0.0
