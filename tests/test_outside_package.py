@@ -62,6 +62,7 @@ def test_its_settings_have_ranges(package: Path, tmp_path: Path) -> None:
     assert "--explorers must be between 1 and 64, not 0" in wrong.stderr
 
 
+@pytest.mark.long
 def test_a_function_of_a_module_is_a_topology_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from apexrl.topologies.apex import apex\n\n"

@@ -104,6 +104,7 @@ def trained(folder: Path, *words: str, timeout: float = 120) -> RunFolder:
     return RunFolder.open(folder / "runs" / "run")
 
 
+@pytest.mark.long
 def test_it_trains_and_goes_on(tmp_path: Path) -> None:
     words = ["--agent", AGENT, "--plan-samples", "32", "--model-units", "16", "--serial", "--min-size", "60"]
     short = ["--batch-size", "16", "--env-steps", "120", "--eval-episodes", "1", "--name", "run"]

@@ -304,7 +304,10 @@ def outcome(game: Game, batches: list[Any], config: AgentConfig, stages: int = 2
     return [*made, learned, bits(agent), act(agent, game.seen(3), 0.0).actions.tolist()]
 
 
-@pytest.mark.parametrize(("name", "change"), VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(*one, marks=[pytest.mark.long] if one[1] else [], id="-".join(map(str, one))) for one in VARIANTS],
+)
 def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dict[str, Any]) -> None:
     # a large step, so that online and target network soon disagree of the best action
     game = Game(name, "vector", asks(name)[0], n_step=1, learning_rate=0.02, **change)

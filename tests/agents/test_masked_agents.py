@@ -282,7 +282,7 @@ def test_a_loaded_agent_takes_the_mask_beside_the_observation_or_in_it() -> None
         pytest.param("dqn", (2, 3), "greedy", marks=pytest.mark.long),
         pytest.param("r2d2", (), "greedy", marks=pytest.mark.long),
         pytest.param("discrete_sac", (2, 3), "sampled", marks=pytest.mark.long),
-        ("ppo", (2, 3), "sampled"),
+        pytest.param("ppo", (2, 3), "sampled", marks=pytest.mark.long),
     ],
 )
 def test_an_exported_file_takes_the_mask_as_an_input(

@@ -352,6 +352,7 @@ def test_a_link_that_fails_is_told(learn: Any, connect: Any, monkeypatch: pytest
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.long
 def test_the_example_plays_for_a_learner(redis_server: RedisServer, tmp_path: Path) -> None:
     environment = {**os.environ, "APEXRL_REDIS_URL": redis_server.url, "OMP_NUM_THREADS": "1"}
     short = ["--env-steps", "3000", "--min-size", "200", "--eval-episodes", "1", "--eval-period-seconds", "100"]

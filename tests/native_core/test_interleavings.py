@@ -47,7 +47,16 @@ def program(build):
     return build("explore_test")
 
 
-@pytest.mark.parametrize("scenario", ["wake", "wake with thread", "lease", "reclaim", "receipt"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "wake",
+        pytest.param("wake with thread", marks=pytest.mark.long),
+        "lease",
+        pytest.param("reclaim", marks=pytest.mark.long),
+        "receipt",
+    ],
+)
 def test_holds_in_every_order(program, scenario):
     done = subprocess.run([program, scenario], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-4000:]

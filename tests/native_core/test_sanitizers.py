@@ -28,11 +28,12 @@ def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, 
 @pytest.mark.parametrize(
     ("test", "sanitizers", "arguments", "flags"),
     [
-        ("core_test", "address,undefined", [], (FAST_TO_COMPILE,)),
-        ("protocol_test", "address,undefined", [], (FAST_TO_COMPILE,)),
+        ("core_test", "address,undefined", ["alone"], (FAST_TO_COMPILE,)),
+        pytest.param("core_test", "address,undefined", [], (), marks=pytest.mark.long),
+        pytest.param("protocol_test", "address,undefined", [], (FAST_TO_COMPILE,), marks=pytest.mark.long),
         ("core_test", "thread", ["threads"], ()),
     ],
-    ids=["core-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
+    ids=["core-asan-ubsan", "core-threads-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
 )
 def test_core_is_clean(
     tmp_path: Path, test: str, sanitizers: str, arguments: list[str], flags: tuple[str, ...]

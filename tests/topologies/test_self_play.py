@@ -113,6 +113,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_pool_and_ratings_survive_kills_of_everything(tmp_path: Path) -> None:
     here = Path(__file__)
     program = tmp_path / "program.py"
@@ -130,7 +131,7 @@ def test_pool_and_ratings_survive_kills_of_everything(tmp_path: Path) -> None:
     for member in killed.members:
         assert pool.weights(member.name)
     total = max(row["env_steps"] for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "env_steps" in row)
-    apexrl.resume(tmp_path / "run", env_steps=int(total) + 600, show=False, trust=("apexrl",))
+    apexrl.resume(tmp_path / "run", env_steps=int(total) + 3000, show=False, trust=("apexrl",))
     after = pool.ratings()
     assert after is not None
     assert [member.name for member in after.members[: len(killed.members)]] == [one.name for one in killed.members]

@@ -36,6 +36,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.cluster
 def test_a_worker_and_a_shard_are_killed_and_the_run_goes_on(cluster: str, tmp_path: Path) -> None:
     """Everything crosses: steps, batches, priorities, weights, counters, messages, what roles print. A killed actor is
     followed by its next generation; a killed shard costs what it held, and is counted."""
