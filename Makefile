@@ -63,7 +63,7 @@ SELECTED := -m 'not cluster and not long and not envpool and not object_store'
 
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
 test: check
-	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(SELECTED)
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder $(SELECTED)
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
 test-long: $(VENV)/.dev
