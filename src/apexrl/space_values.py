@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.spec import LENGTH, OBSERVATION, Array, EnvSpec, Field, Padded
+from apexrl.spec import ACTION_MASK, LENGTH, OBSERVATION, Array, EnvSpec, Field, Padded
 
 BYTE_VALUES = 256  # of text, which is UTF-8
 
@@ -176,6 +176,17 @@ def named_values(spec: EnvSpec, observation: Any) -> dict[str, Any]:
         return {whole: one for key, below in inner for whole, one in walk(below, f"{name}/{key}").items()}
 
     return walk(observation, OBSERVATION)
+
+
+def refuse_no_action(spec: EnvSpec, values: Mapping[str, Array]) -> None:
+    """Look at the masks among ``values``, name -> [B, ...], with which an agent is to act.
+
+    Raises:
+        SpecError: one leaves nothing of a choice.
+    """
+    if spec.masked and not (some := spec.action.possible_in(values[ACTION_MASK])).all():
+        row = f" of row {int(np.flatnonzero(~some)[0])}" if len(some) > 1 else ""
+        raise SpecError(f"{ACTION_MASK}{row} {spec.action.nothing_left}: a mask must leave one")
 
 
 def value_names(spec: EnvSpec) -> dict[str, str]:

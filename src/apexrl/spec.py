@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,6 +194,18 @@ class ActionSpec:
     def choices(self) -> tuple[int, ...]:
         """Alternatives of every discrete choice: ``nvec``, or n alone; of a box nothing."""
         return self.nvec or ((self.n,) if self.n else ())
+
+    def possible_in(self, masks: Array) -> NDArray[np.bool_]:
+        """[R], whether a mask of [R, n] leaves an alternative of every choice."""
+        if len(self.choices) == 1:
+            return cast("NDArray[np.bool_]", masks.any(axis=1))
+        firsts = np.cumsum((0, *self.choices[:-1]))
+        return cast("NDArray[np.bool_]", np.logical_or.reduceat(masks, firsts, axis=1).all(axis=1))
+
+    @property
+    def nothing_left(self) -> str:
+        """What a mask does that is not ``possible_in``, for a message."""
+        return "masks every action" if len(self.choices) == 1 else "masks every alternative of a choice"
 
     def in_form(self, counted: Array) -> Any:
         """Actions as the environment takes them: nested tuples and dicts where it has ``parts``, else the array itself.

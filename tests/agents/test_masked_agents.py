@@ -151,6 +151,16 @@ def test_what_an_impossible_action_would_be_worth_counts_nowhere(name: str) -> N
     np.testing.assert_allclose(*priorities, rtol=1e-5)
 
 
+def test_the_metric_q_is_of_possible_actions() -> None:
+    spec = spec_of()
+    agent, batch = made("dqn", spec, hidden=(8,)), transitions_of(spec, np.random.default_rng(3))
+    found = agent.gradients(batch)  # the first update is measured
+    q = agent._network.network(batch.observation).detach()
+    assert found.metrics["q"] == pytest.approx(
+        float(q[torch.as_tensor(batch.observation[ACTION_MASK])].mean()), rel=1e-5
+    )
+
+
 def test_a_policy_and_its_entropy_are_those_of_the_possible_actions() -> None:
     """log π, entropy and ratios of PPO against a softmax over the possible actions alone."""
     from apexrl.agents.unroll_batch import Unrolls
@@ -271,6 +281,8 @@ def test_a_loaded_agent_takes_the_mask_beside_the_observation_or_in_it() -> None
         assert loaded.act(one["obs"], action_mask=one["action_mask"].astype(np.int8)) == inside
     with pytest.raises(SpecError, match=r"wrap your environment in apexrl.envs.ActionMasks, too"):
         loaded.act(one["obs"])
+    with pytest.raises(SpecError, match="observation/action_mask of row 1 masks every action: a mask must leave one"):
+        loaded.act(np.zeros((2, 3), np.float32), action_mask=np.array([[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]))
     plain = EnvSpec({"observation": Field((3,), "float32")}, spec.action)
     with pytest.raises(SpecError, match="was trained without action masks"):
         LoadedAgent(made("ppo", plain), plain).act(one["obs"], action_mask=one["action_mask"])

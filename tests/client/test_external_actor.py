@@ -18,7 +18,7 @@ from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, ReplayCon
 from apexrl.errors import AgentError, ApexrlError, ClosedError, ConfigError, SpecError, WaitTimeout
 from apexrl.roles.actor import step_fields
 from apexrl.shared.weights_board import WeightsBoard
-from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.spec import ACTION_MASK, ActionSpec, EnvSpec, Field
 
 SPEC = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2, start=10))
 CONFIG = Config(
@@ -106,6 +106,20 @@ def test_a_step_is_an_observation_its_action_and_its_results() -> None:
     assert not row["truncated"]
     assert row["q"].tolist() == [1.0, 3.0]
     assert link.counts == {"env_steps": 1}
+
+
+def test_a_mask_that_leaves_no_action_is_refused_at_any_step() -> None:
+    fields = {"observation/x": Field((2,), "float32"), ACTION_MASK: Field((2,), "bool")}
+    actor = make(Link(spec=EnvSpec(fields, ActionSpec(n=2))))
+    seen = {"x": np.zeros(2, np.float32), "action_mask": np.array([True, False])}
+    nothing = {**seen, "action_mask": np.zeros(2, np.bool_)}
+    actor.act(seen)
+    with pytest.raises(SpecError, match="observation/action_mask masks every action: a mask must leave one"):
+        actor.observe(0.0, False, True, final_observation=nothing)
+    actor.observe(0.0, True, False, final_observation=nothing)  # nobody acts there
+    with pytest.raises(SpecError, match="observation/action_mask masks every action: a mask must leave one"):
+        actor.act(nothing)
+    actor.act(seen)
 
 
 def test_a_truncated_episode_ends_with_its_final_observation_and_what_the_agent_makes_of_it() -> None:

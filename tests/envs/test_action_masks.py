@@ -13,10 +13,12 @@ import agent_toys
 from apexrl.config import EnvConfig
 from apexrl.envs import make_env, make_vector
 from apexrl.envs.action_masks import ActionMasks, MaskedVectorEnv, VectorActionMasks, random_action
+from apexrl.envs.board_games import BoardGame
 from apexrl.envs.native_rows import NativeRows
+from apexrl.envs.players import random_actions
 from apexrl.envs.toy import Doors
 from apexrl.errors import EnvError, SpecError
-from apexrl.spec import ACTION_MASK
+from apexrl.spec import ACTION_MASK, ActionSpec, EnvSpec, Field
 
 DOORS = "apexrl.envs.toy:Doors-v0"
 
@@ -120,6 +122,80 @@ def test_a_mask_that_leaves_nothing_says_which_environment_and_step() -> None:
     cut.reset()
     with pytest.raises(EnvError, match="masks every action where its episode was truncated"):
         cut.step(np.zeros(2, np.int64))
+
+
+class Fails(Doors):
+    """As Doors, until the mask behind its third step is none."""
+
+    def __init__(self, told: str, fault: str) -> None:
+        super().__init__(told=told)
+        self._fault = fault
+
+    def _mask(self) -> Any:
+        mask: Any = super()._mask()
+        if self._round != 3:
+            return mask
+        return {"nothing": np.zeros_like(mask), "shape": mask[:-1], "missing": None}[self._fault]
+
+    def _show(self) -> Any:
+        return self._left_out(super()._show())
+
+    def _info(self) -> Any:
+        return self._left_out(super()._info())
+
+    def _left_out(self, shown: Any) -> Any:
+        if isinstance(shown, dict) and "action_mask" in shown and shown["action_mask"] is None:
+            del shown["action_mask"]
+        return shown
+
+
+@pytest.mark.parametrize("fault", ["nothing", "shape", "missing"])
+@pytest.mark.parametrize("told", ["method", "info", "key"])
+@pytest.mark.parametrize("vector", ["sync", "threads", "vectorised"])
+def test_a_mask_that_is_none_later_is_an_error_and_no_action(vector: Any, told: str, fault: str) -> None:
+    config = EnvConfig(env=lambda: Fails(told, fault), mask_in_info=told == "info")
+    if vector == "vectorised":
+        made: Any = gym.vector.SyncVectorEnv([lambda: Fails(told, fault)] * 2)
+        if told != "key":
+            made = VectorActionMasks(made, in_info=told == "info")
+        env: Any = MaskedVectorEnv(NativeRows(made, "Fails"), "Fails")
+    else:
+        env = make_vector(config, 2, 0, vector)
+    seen = env.reset()
+    says = {
+        "nothing": "masks every action behind step 3",
+        "shape": r"mask.*\[(2, )?9\]|could not broadcast|Output array is the wrong shape",
+        "missing": "action_mask|told an action mask of|masks every action behind step 3",
+    }
+    with pytest.raises(EnvError, match=says[fault]):
+        for _ in range(4):
+            seen = env.step(seen[ACTION_MASK].argmax(axis=1)).observation
+    env.close()
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_nobody_who_is_not_learned_acts_under_a_mask_that_leaves_nothing(
+    turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if turns:
+        config = EnvConfig(env="apexrl.envs.board_games:env", learned_agents=("second",))
+        monkeypatch.setattr(BoardGame, "legal", lambda self: np.zeros(0, np.int64))
+    else:
+        monkeypatch.setattr(agent_toys, "parallel_env", Fallers)
+        monkeypatch.setattr(Fallers, "_mask", lambda self, agent: np.ones(3, np.int8) * (agent == "a"))
+        config = EnvConfig(env="agent_toys:parallel_env", learned_agents=("a",))
+    env = make_vector(config, 1, 0)
+    with pytest.raises(EnvError, match=r"masks every action of agent '(first|b)', which is to act: a mask must leave"):
+        env.step(env.reset()[ACTION_MASK].argmax(axis=1))
+    env.close()
+
+
+def test_random_opponents_of_several_choices_take_possible_ones() -> None:
+    action = ActionSpec(shape=(2,), nvec=(2, 3), starts=(0, 0))
+    spec = EnvSpec({"observation/x": Field((1,), "float32"), ACTION_MASK: Field((5,), "bool")}, action)
+    mask = np.array([[0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], np.bool_)
+    drawn = random_actions(np.random.default_rng(0), spec, {ACTION_MASK: mask}, 2)
+    assert drawn.tolist() == [[1, 1], [0, 2]]
 
 
 def test_behind_a_termination_no_mask_is_asked_for() -> None:

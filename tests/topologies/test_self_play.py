@@ -101,6 +101,21 @@ def test_a_run_plays_another_runs_policies_which_may_be_of_another_agent(
     assert played - drawn <= {"second random"}, "evaluations have random opponents"
 
 
+def test_a_run_that_nobody_can_play_is_told_of_once(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    mistyped, empty = tmp_path / "mistyped", tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.toml").touch()
+    config = self_play("impala", tmp_path, played_by=(f"first={mistyped}", f"second={empty}"))
+    players = PoolPlayers(config, tmp_path / "run", 0, tell=lambda **values: told.append(values))
+    assert players.draw(["first", "second"]) == {"first": "random", "second": "random"}
+    assert [one["text"] for one in told] == [
+        f"--played-by: {mistyped} is no run folder yet; until it has a pool, agents that it plays act at random",
+        f"--played-by: {empty} has no pool yet; until it has one, agents that it plays act at random",
+    ]
+    assert len({one["once"] for one in told}) == 2
+
+
 _RUN = """
 import sys
 from pathlib import Path

@@ -30,6 +30,10 @@ class Masks(Protocol):
         """Outputs float [B, n], those of actions that are not possible replaced by ``LEAST``."""
         ...
 
+    def mean(self, outputs: Tensor, observation: Observation) -> float:
+        """Mean of outputs [B, n], those of actions that are not possible left out."""
+        ...
+
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
         """As ``values``, of outputs [T, B, n] and observations [B, T or more, (stack,) *shape]."""
         ...
@@ -54,6 +58,9 @@ class EveryAction:
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         return outputs
+
+    def mean(self, outputs: Tensor, observation: Observation) -> float:
+        return float(outputs.mean())
 
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
         return outputs
@@ -83,6 +90,9 @@ class MaskedActions:
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         return torch.where(self._possible(observation).to(outputs.device), outputs, LEAST)
+
+    def mean(self, outputs: Tensor, observation: Observation) -> float:
+        return float(outputs[self._possible(observation).to(outputs.device)].mean())
 
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
         possible = self._possible(observation)[:, : outputs.shape[0]].to(outputs.device)

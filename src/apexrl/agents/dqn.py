@@ -252,7 +252,7 @@ class DQN:
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
-                "q": float(self._returns.means(answers).mean()) * normalizer.unit,
+                "q": self._choices.masks.mean(self._returns.means(answers), batch.observation) * normalizer.unit,
                 "gradient_norm": norm,
                 **diagnostics.of_weighted(batch, self.networks, units),
                 **(diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}),

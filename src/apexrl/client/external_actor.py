@@ -19,6 +19,7 @@ from apexrl.protocols import Agent, State
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn, step_fields, wanted_priorities
 from apexrl.roles.newest_weights import version_of
 from apexrl.roles.schedules import Exploration
+from apexrl.space_values import refuse_no_action
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class ClientActor:
             a tuple or dict of them.
 
         Raises:
-            SpecError: the observation does not fit the run's environment; the message names the entry.
+            SpecError: the observation does not fit the run's environment, or its mask leaves no action; the message
+                names the entry.
             WaitTimeout: no weights came in time, or experience could not be sent; the call may be repeated.
             ClosedError: the run has ended, or ``close`` was called.
         """
@@ -82,6 +84,7 @@ class ClientActor:
             if self._begun is not None:
                 raise ApexrlError("act() was called twice: call observe() between two actions")
             named = named_observation(self._spec, observation)
+            refuse_no_action(self._spec, named)
             self._write()
             self._pull()
             if self._starts:
@@ -214,7 +217,10 @@ class ClientActor:
         if not (terminated or truncated):
             return None
         if observation is not None:
-            return named_observation(self._spec, observation)
+            named = named_observation(self._spec, observation)
+            if not terminated:
+                refuse_no_action(self._spec, named)
+            return named
         if not terminated:
             raise SpecError(
                 "a truncated episode needs final_observation=, the observation after the last action: the agent "

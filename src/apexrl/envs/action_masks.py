@@ -197,10 +197,11 @@ class Kept:
             EnvError: as ``row``.
         """
         told = _on_host(told)
-        if isinstance(told, np.ndarray) and told.dtype != object:
-            mask = told
-        else:
-            mask = np.stack([self.nothing if one is None else self.row(one) for one in told])
+        if isinstance(told, np.ndarray) and told.ndim and told.dtype == object:
+            told = list(told)
+        if isinstance(told, list | tuple) and told:
+            told = np.stack([self.nothing if one is None else self.row(one) for one in told])
+        mask = np.asarray(told)
         if mask.shape != (count, *self.shape) or mask.dtype.kind not in "biu":
             raise EnvError(self._wrong(mask, [count, *self.shape]))
         return mask.astype(np.bool_, copy=False)
@@ -239,11 +240,7 @@ class MaskedVectorEnv(VectorEnv):
         return stepped
 
     def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
-        choices = self.spec.action.choices
-        if len(choices) == 1:
-            some = masks.any(axis=1)
-        else:
-            some = np.logical_or.reduceat(masks, np.cumsum((0, *choices[:-1])), axis=1).all(axis=1)
+        some = self.spec.action.possible_in(masks)
         if stepped is None:
             some |= self._absent
         else:
@@ -258,10 +255,9 @@ class MaskedVectorEnv(VectorEnv):
         where = f"behind step {step} of its episode" if step else "at a reset"
         if stepped is not None and stepped.truncated[row]:
             where = "where its episode was truncated, which is not the end of its returns"
-        what = "every action" if len(choices) == 1 else "every alternative of a choice"
         raise EnvError(
-            f"environment {self.name} (number {number} of this actor) masks {what} {where}: a mask must leave one, "
-            "unless the episode has terminated"
+            f"environment {self.name} (number {number} of this actor) {self.spec.action.nothing_left} {where}: a mask "
+            "must leave one, unless the episode has terminated"
         )
 
 

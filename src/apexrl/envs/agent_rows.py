@@ -306,8 +306,13 @@ def store(leaves: Sequence[Leaf], shown: Any, observation: dict[str, Array], row
     """
     for leaf in leaves:
         value = shown
-        for key in leaf.path:
-            value = value[key]
+        try:
+            for key in leaf.path:
+                value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvError(
+                f"{where} showed agent {agent!r} nothing of {leaf.name!r}, which its observation space has"
+            ) from error
         if leaf.writer is not None:
             with blame(where, f"an observation of agent {agent!r}"):
                 leaf.writer.write(value, observation, row)

@@ -204,8 +204,14 @@ class Single:
     def _store(self, observation: Any, rows: Rows) -> None:
         for leaf in self._leaves:
             value = observation
-            for key in leaf.path:
-                value = value[key]
+            try:
+                for key in leaf.path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError) as error:
+                raise EnvError(
+                    f"environment {self._name} (number {self._number} of this actor) returned an observation without "
+                    f"{leaf.name!r}, which its observation space has"
+                ) from error
             if np.shape(value) != leaf.field.shape:
                 raise EnvError(
                     f"environment {self._name} (number {self._number} of this actor) returned {leaf.name!r} of shape "

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from apexrl.envs.agent_rows import Shown, store
 from apexrl.envs.lockstep import empty_rows
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, env_spec, observation_leaves
+from apexrl.errors import EnvError
 from apexrl.space_values import LengthLimit
-from apexrl.spec import Array, EnvSpec
+from apexrl.spec import ACTION_MASK, Array, EnvSpec
 
 
 class PlayedAgents:
@@ -73,10 +76,20 @@ class PlayedAgents:
             spec, leaves = self._specs[asked[places[0]].agent]
             who = [asked[place] for place in places]
             observations = _stacked([seen[place] for place in places], leaves, who)
+            _look(spec, observations, who)
             actions = spec.action.as_counted(self._players.act(who, spec, observations))
             for place, action in zip(places, actions.tolist() if actions.ndim == 1 else actions, strict=True):
                 found[place] = action
         return found
+
+
+def _look(spec: EnvSpec, observations: dict[str, Array], asked: Sequence[Asked]) -> None:
+    """Refuse a mask that leaves nothing to an agent whose turn it is."""
+    if spec.masked and not (some := spec.action.possible_in(observations[ACTION_MASK])).all():
+        one = asked[int(np.flatnonzero(~some)[0])]
+        raise EnvError(
+            f"game {one.game} {spec.action.nothing_left} of agent {one.agent!r}, which is to act: a mask must leave one"
+        )
 
 
 def _stacked(seen: Sequence[Any], leaves: tuple[Leaf, ...], asked: Sequence[Asked]) -> dict[str, Array]:

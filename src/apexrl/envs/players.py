@@ -56,10 +56,11 @@ class RandomPlayers:
 def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[str, Array], count: int) -> Array:
     """``count`` actions, uniformly at random."""
     action = spec.action
-    if action.discrete and ACTION_MASK in observations:
+    if spec.masked:
         mask = np.asarray(observations[ACTION_MASK]).astype(bool)
-        mask = np.where(mask.any(axis=1, keepdims=True), mask, True)
-        return np.asarray(np.argmax(rng.random(mask.shape) * mask, axis=1))
+        parts = np.split(mask, np.cumsum(action.choices)[:-1], axis=1)
+        drawn = np.stack([np.argmax(rng.random(part.shape) * part, axis=1) for part in parts], axis=1)
+        return drawn if action.nvec else drawn[:, 0]
     if action.discrete:
         return rng.integers(action.n, size=count)
     if action.nvec:

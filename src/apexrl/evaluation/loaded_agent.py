@@ -15,7 +15,7 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
-from apexrl.space_values import named_values, value_names, varying_rows
+from apexrl.space_values import named_values, refuse_no_action, value_names, varying_rows
 from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, past_missing
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ class LoadedAgent:
             arrays ``[B, ...]``.
 
         Raises:
-            SpecError: an entry is missing, or a shape is neither that of one observation nor of a batch.
+            SpecError: an entry is missing, a shape is neither that of one observation nor of a batch, or a mask leaves
+                no action.
         """
         if action_mask is not None:
             observation = self._with_mask(observation, action_mask)
         arrays, batched = self._named(observation)
+        refuse_no_action(self.spec, arrays)
         count = len(next(iter(arrays.values())))
         if count != self._count:
             self.reset()

@@ -12,10 +12,11 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from apexrl.config import Config
-from apexrl.errors import AgentError, ConfigError, FencedError, NonFiniteError, SpecError
+from apexrl.errors import AgentError, ApexrlError, ConfigError, FencedError, NonFiniteError, SpecError
 from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.role_context import SharedContext, WorkerIdentity
@@ -31,6 +32,7 @@ FATAL = (NonFiniteError, ConfigError, SpecError, AgentError, FencedError)
 """Errors that a restart would only repeat: they end the run."""
 
 _TEXT = 32_000  # characters of a traceback that travel
+_PACKAGE = Path(__file__).parents[1]
 _IDLE_SECONDS = 0.005
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 _KEPT_BYTES, _LARGEST_KEPT_BYTES = 256 << 20, 32 << 20  # the second is the most that glibc takes
@@ -97,9 +99,9 @@ def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any])
         context.show(activity)
         role.close()
     except Exception as error:
-        text = traceback.format_exc()
-        context.send("error", **describe(error, text))
-        print(text, flush=True)
+        context.send("error", **describe(error))
+        traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
         return 1
     return 0
 
@@ -117,10 +119,17 @@ def keep_memory() -> None:
             ctypes.CDLL(None).mallopt(what, size)
 
 
-def describe(error: BaseException, text: str) -> dict[str, Any]:
+def describe(error: BaseException) -> dict[str, Any]:
     """An error as the values of an ``error`` message."""
-    return {
-        "error": f"{type(error).__name__}: {error}"[:_TEXT],
-        "traceback": text[-_TEXT:],
-        "fatal": isinstance(error, FATAL),
-    }
+    said = f"{type(error).__name__}: {error}"[:_TEXT]
+    return {"error": said, "traceback": _where(error, said)[-_TEXT:], "fatal": isinstance(error, FATAL)}
+
+
+def _where(error: BaseException, said: str) -> str:
+    """An error and where it came from, for a human: of one of ours what it says, and the lines of code that is not
+    ours; of another the traceback. The whole traceback is in the worker's log."""
+    if not isinstance(error, ApexrlError):
+        return "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    return "\n".join([said, *(line.rstrip() for line in traceback.format_list(theirs))])

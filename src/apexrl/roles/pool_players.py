@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -47,7 +48,8 @@ def opponents(context: Context, config: Config, how: How = "draw") -> MakePlayer
     """Makes who plays the agents that are not learned; None: all are."""
     if not has_opponents(config.env, config.env.env):
         return None
-    return lambda seed: PoolPlayers(config, context.folder, seed, how)
+    tell = partial(context.send, "log", level="warning")
+    return lambda seed: PoolPlayers(config, context.folder, seed, how, tell)
 
 
 def sources(config: EnvConfig) -> list[Source]:
@@ -76,13 +78,16 @@ class PoolPlayers:
         folder: of that run.
         how: ``draw``: as the settings say; ``pool``: earlier policies of the own pool, all alike; ``random``: nobody
             is drawn, all actions are random.
+        tell: takes ``text`` and ``once`` of a warning; None: nobody does.
 
     Attributes:
         rival: who plays all others in games that begin, as ``self:policy-000020000``; empty: somebody is drawn.
     """
 
-    def __init__(self, config: Config, folder: Path, seed: int, how: How = "draw") -> None:
-        self._config, self._how = config, how
+    def __init__(
+        self, config: Config, folder: Path, seed: int, how: How = "draw", tell: Callable[..., None] | None = None
+    ) -> None:
+        self._config, self._how, self._tell = config, how, tell
         self._rng = np.random.default_rng(seed)
         self._seed = seed
         self._sources = sources(config.env)
@@ -110,6 +115,14 @@ class PoolPlayers:
     def _drawn(self, run: str) -> str:
         ratings = self._pools[run].ratings()
         if ratings is None or not ratings.members:
+            if run != OWN and self._tell is not None:
+                there = "has no pool yet; until it has one"
+                if not RunFolder(Path(run)).config_path.exists():
+                    there = "is no run folder yet; until it has a pool"
+                self._tell(
+                    text=f"--played-by: {Path(run).absolute()} {there}, agents that it plays act at random",
+                    once=f"played by {run}",
+                )
             return RANDOM
         settings = self._config.env
         if self._how == "draw" and self._rng.random() < settings.newest_share:
