@@ -7,7 +7,8 @@ ARGS ?=
 PEERS ?= cpprb==11.0.0 tianshou==2.0.1 stable-baselines3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
-NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc)
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc native/vendor/*)
+CORE := native/power.cc native/compression.cc
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected check-model docs reference bench examples clean
@@ -110,7 +111,7 @@ check-model:
 	mkdir -p build/model
 	$(CXX) -std=c++20 -O1 -g1 -c native/tests/explore.cc -o build/model/explore.o
 	$(CXX) -std=c++20 -O1 -g1 -w -fsanitize=thread -DAPEXRL_EXPLORE -c native/tests/explore_test.cc -o build/model/test.o
-	$(CXX) -rdynamic build/model/test.o build/model/explore.o native/power.cc -o build/model/test -pthread
+	$(CXX) -rdynamic build/model/test.o build/model/explore.o $(CORE) -o build/model/test -pthread
 	build/model/test all $(ORDERS)
 
 # What a fresh machine has no tools for. Debian: apt-get install clang g++-aarch64-linux-gnu qemu-user
@@ -131,9 +132,9 @@ check-native: check-clang check-tidy check-aarch64
 check-clang: $(VENV)/.dev
 	$(WITH_CLANG)
 	@mkdir -p $(OUT)
-	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=address,undefined native/tests/core_test.cc native/power.cc -o $(OUT)/core-asan
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=address,undefined native/tests/core_test.cc $(CORE) -o $(OUT)/core-asan
 	$(NO_ASLR) $(OUT)/core-asan
-	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/core_test.cc native/power.cc -o $(OUT)/core-tsan
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/core_test.cc $(CORE) -o $(OUT)/core-tsan
 	$(NO_ASLR) $(OUT)/core-tsan threads
 	cmake -S . -B $(OUT)/module -DCMAKE_CXX_COMPILER=$(CLANG) -DSKBUILD=ON -DAPEXRL_WERROR=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build $(OUT)/module
@@ -149,18 +150,18 @@ check-aarch64:
 	$(call find_tool,$(ARM_GCC),g++-aarch64-linux-gnu,ARM_GCC)
 	$(call find_tool,$(QEMU),qemu-user,QEMU)
 	@mkdir -p $(OUT)
-	$(ARM_GCC) $(STRICT) -O2 -static native/tests/core_test.cc native/power.cc -o $(OUT)/core-aarch64
+	$(ARM_GCC) $(STRICT) -O2 -static native/tests/core_test.cc $(CORE) -o $(OUT)/core-aarch64
 	$(QEMU) $(OUT)/core-aarch64
-	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_FUZZ_ALONE native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz-aarch64
+	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_FUZZ_ALONE native/tests/fuzz_chunks.cc $(CORE) -o $(OUT)/fuzz-aarch64
 	$(QEMU) $(OUT)/fuzz-aarch64 5000
-	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_CRASH_POINTS native/tests/crash_test.cc native/power.cc -o $(OUT)/crash-aarch64
+	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_CRASH_POINTS native/tests/crash_test.cc $(CORE) -o $(OUT)/crash-aarch64
 	$(QEMU) $(OUT)/crash-aarch64 | tail -n 1
 
 # Chunks of hostile hosts against what takes them in; what it finds lies in build/check-native as crash-*.
 fuzz:
 	$(WITH_CLANG)
 	@mkdir -p $(OUT)/corpus
-	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=fuzzer,address,undefined native/tests/fuzz_chunks.cc native/power.cc -o $(OUT)/fuzz
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=fuzzer,address,undefined native/tests/fuzz_chunks.cc $(CORE) -o $(OUT)/fuzz
 	$(OUT)/fuzz -runs=$(FUZZ_RUNS) -entropic=0 -max_len=300 -print_final_stats=1 -artifact_prefix=$(OUT)/ $(OUT)/corpus
 
 # Copies of checkpoints on a real S3 interface, of moto; some seconds.

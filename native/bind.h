@@ -115,7 +115,7 @@ struct FieldType {
   uint32_t itemsize;
   std::vector<Py_ssize_t> shape;
   uint32_t ragged;  // its lengths' field + 1; 0: it has the same length in every row
-};
+};  // columns that no field has come behind those of all: the lengths of compressed ones
 
 class PyReplay {
  public:

@@ -37,16 +37,16 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
   auto out = std::make_shared<Outputs>();
   const View& view = replay.replay->view();
   const Geometry& g = view.geometry();
-  if (nb::len(columns) != g.columns || nb::len(next_columns) != g.columns)
-    throw std::invalid_argument("one output per column is needed");
+  const size_t fields = replay.fields.size();
+  if (nb::len(columns) != fields || nb::len(next_columns) != fields) throw std::invalid_argument("one output per field is needed");
   out->n = n;
   const bool windows = g.kind == Kind::sequence || g.kind == Kind::unroll;
   const size_t steps = windows ? g.burn_in + g.n_step : 1;
   for (uint32_t c = 0; c < g.columns; ++c) {
     const Column& column = view.header().column[c];
     const size_t bytes = n * column.bytes * frames_of(g, column);
-    out->column.push_back(writable(columns[c], bytes));
-    out->next_column.push_back(writable(next_columns[c], bytes));
+    out->column.push_back(c < fields ? writable(columns[c], bytes) : nullptr);
+    out->next_column.push_back(c < fields ? writable(next_columns[c], bytes) : nullptr);
   }
   out->reward = reinterpret_cast<float*>(writable(reward, n * steps * 4));
   out->discount = reinterpret_cast<float*>(writable(discount, n * steps * 4));
@@ -61,18 +61,23 @@ std::shared_ptr<Outputs> make_outputs(const PyReplay& replay, size_t n, nb::list
   return out;
 }
 
-std::vector<FieldType> field_types(nb::list fields, std::vector<Column>* columns) {
+std::vector<FieldType> field_types(nb::list fields, std::vector<Column>& columns) {
   std::vector<FieldType> types;
   for (nb::handle item : fields) {
-    auto [name, kind, itemsize, shape, windowed, sampled, per_item, ragged] =
-        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool, uint32_t>>(item);
+    auto [name, kind, itemsize, shape, windowed, sampled, per_item, ragged, compressed] =
+        nb::cast<std::tuple<nb::object, std::string, uint32_t, std::vector<Py_ssize_t>, bool, bool, bool, uint32_t, bool>>(item);
     uint64_t bytes = itemsize;
     for (Py_ssize_t d : shape) bytes *= uint64_t(d);
     if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
-    const uint32_t unit = ragged != 0 ? uint32_t(bytes / uint64_t(shape.at(0))) : 0;
-    if (columns) columns->push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0, ragged, unit});
+    const uint32_t unit = ragged != 0 ? uint32_t(bytes / uint64_t(shape.at(0))) : compressed;
+    columns.push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0, ragged, unit, compressed});
     types.push_back(FieldType{name, kind[0], itemsize, shape, ragged});
   }
+  for (size_t c = 0; c < types.size(); ++c)
+    if (columns[c].compressed) {
+      columns.push_back(Column{4, 4, columns[c].windowed, 0, 0, 0, 0, 0});
+      columns[c].ragged = uint32_t(columns.size());
+    }
   for (const FieldType& type : types)
     if (type.ragged > types.size()) throw std::invalid_argument("a ragged field has no lengths");
   return types;
@@ -184,7 +189,7 @@ void bind_replay(nb::module_& m) {
             g.version_column = small("version_column");
             g.seed = whole("seed");
             std::vector<Column> columns;
-            auto types = field_types(fields, &columns);
+            auto types = field_types(fields, columns);
             const uint64_t min_size = whole("min_size");
             const double samples_per_insert = real("samples_per_insert"), insert_band = real("insert_band");
             std::shared_ptr<Replay> replay;
@@ -199,12 +204,12 @@ void bind_replay(nb::module_& m) {
                   "The JSON that the creator left, for a process about to attach.")
       .def_static("attach", [](nb::tuple state, nb::list fields) {
         std::vector<Column> columns;
-        auto types = field_types(fields, &columns);
+        auto types = field_types(fields, columns);
         auto replay = Replay::of(segment_from(state));
         const Header& h = replay->view().header();
         const auto same = [](const Column& a, const Column& b) {
-          return std::tie(a.bytes, a.align, a.windowed, a.sampled, a.per_item, a.ragged, a.unit) ==
-                 std::tie(b.bytes, b.align, b.windowed, b.sampled, b.per_item, b.ragged, b.unit);
+          return std::tie(a.bytes, a.align, a.windowed, a.sampled, a.per_item, a.ragged, a.unit, a.compressed) ==
+                 std::tie(b.bytes, b.align, b.windowed, b.sampled, b.per_item, b.ragged, b.unit, b.compressed);
         };
         if (columns.size() != h.geometry.columns || !std::equal(columns.begin(), columns.end(), h.column, same))
           throw std::runtime_error("the replay in " + replay->segment()->name() + " cannot be used: its columns are not its fields");

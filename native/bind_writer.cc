@@ -48,13 +48,15 @@ class PyWriter {
       powered = powered_.data();
     }
     std::optional<nb::gil_scoped_release> release;
-    if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18)) release.emplace();
-    WriteStatus status = writer_->extend(data_.data(), powered, n, start);
+    const bool compresses = compressed();
+    if (uint64_t(g.record) * (n - start) > (1 << 18) || g.slot_bytes > (1 << 18) || compresses) release.emplace();
+    const auto extend = [&] { return compresses ? extend_compressed(powered, n, start) : writer_->extend(data_.data(), powered, n, start); };
+    WriteStatus status = extend();
     const auto owner = status == WriteStatus::wait ? replay_->replay->owner() : nullptr;
     for (size_t before = n + 1; owner != nullptr && status == WriteStatus::wait && before != start;) {
       before = start;
       owner->serve();
-      status = writer_->extend(data_.data(), powered, n, start);
+      status = extend();
     }
     return {start, member(status), 0};
   }
@@ -98,6 +100,10 @@ class PyWriter {
     }
     for (size_t i = 0; i < n; ++i)
       if (!std::isfinite(reward_[i])) return {false, member(WriteStatus::bad_reward), 0, i};
+    if (compressed()) {
+      nb::gil_scoped_release release;
+      compress_rows(n);
+    }
     bool stored = false;
     auto append = [&] {
       return writer_->append(data_.data(), reward_.data(), te.data<uint8_t>(), tr.data<uint8_t>(), streams, n, stored);
@@ -165,6 +171,45 @@ class PyWriter {
   }
 
  private:
+  bool compressed() const { return replay_->replay->view().geometry().columns > replay_->fields.size(); }
+
+  // Replaces the values of compressed columns in `data_`, n rows, by their compressed form, and adds its lengths.
+  void compress_rows(size_t n) {
+    const Header& h = replay_->replay->view().header();
+    data_.resize(h.geometry.columns);
+    packed_.resize(h.geometry.columns);
+    packed_lengths_.resize(h.geometry.columns);
+    for (uint32_t c = 0; c < h.geometry.columns; ++c) {
+      const Column& column = h.column[c];
+      if (!column.compressed) continue;
+      auto& packed = packed_[c];
+      auto& lengths = packed_lengths_[c];
+      packed.resize(n * column.bytes);
+      lengths.resize(n);
+      for (size_t i = 0; i < n; ++i)
+        lengths[i] = int32_t(compress(data_[c] + i * column.bytes, column.bytes, packed.data() + i * column.bytes));
+      data_[c] = packed.data();
+      data_[column.ragged - 1] = reinterpret_cast<const uint8_t*>(lengths.data());
+    }
+  }
+
+  // As Writer::extend, some rows at a time, so that their compressed form takes little memory.
+  WriteStatus extend_compressed(const double* powered, size_t n, size_t& start) {
+    const Header& h = replay_->replay->view().header();
+    const std::vector<const uint8_t*> all(data_.begin(), data_.begin() + std::ptrdiff_t(replay_->fields.size()));
+    WriteStatus status = WriteStatus::ok;
+    while (status == WriteStatus::ok && start < n) {
+      const size_t rows = std::min<size_t>(n - start, 64);
+      for (size_t c = 0; c < all.size(); ++c) data_[c] = all[c] + start * h.column[c].bytes;
+      compress_rows(rows);
+      size_t done = 0;
+      status = writer_->extend(data_.data(), powered != nullptr ? powered + start : nullptr, rows, done);
+      start += done;
+    }
+    std::copy(all.begin(), all.end(), data_.begin());
+    return status;
+  }
+
   // Guards against use by two threads.
   class Busy {
    public:
@@ -184,6 +229,8 @@ class PyWriter {
   std::unique_ptr<Writer> writer_;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   std::vector<const uint8_t*> data_;
+  std::vector<std::vector<uint8_t>> packed_;  // per column: compressed values
+  std::vector<std::vector<int32_t>> packed_lengths_;
   std::vector<double> powered_;
   std::vector<float> reward_;
   std::vector<ItemRef> pending_;

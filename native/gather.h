@@ -94,7 +94,7 @@ inline void gather_stacked(const View& view, const Column& c, const ItemRef* ite
 }
 
 // A ragged column, as gather_column, each value filled up with zeros.
-inline void gather_ragged(const View& view, const RaggedCells& cells, const Column& c, const ItemRef* items, size_t n, bool later,
+inline void gather_ragged(const View& view, RaggedCells& cells, const Column& c, const ItemRef* items, size_t n, bool later,
                           uint8_t* out) {
   const uint32_t stack = c.windowed ? view.geometry().stack : 1;
   constexpr size_t kAhead = 6;
@@ -106,7 +106,8 @@ inline void gather_ragged(const View& view, const RaggedCells& cells, const Colu
   }
 }
 inline void gather_ragged(const View& view, const Column& c, const ItemRef* items, size_t n, bool later, uint8_t* out) {
-  gather_ragged(view, RaggedCells(view, c), c, items, n, later, out);
+  RaggedCells cells(view, c);
+  gather_ragged(view, cells, c, items, n, later, out);
 }
 
 // A ragged column of sequences and unrolls: out [n, T (+ 1), (stack,) column]; zeros where an item has no row.
@@ -114,7 +115,7 @@ inline void gather_ragged_rows(const View& view, const Column& c, const ItemRef*
   const Geometry& g = view.geometry();
   const size_t row_bytes = size_t(c.bytes) * (c.windowed ? g.stack : 1);
   const uint32_t total = g.burn_in + g.n_step + (c.windowed ? 1 : 0);
-  const RaggedCells cells(view, c);
+  RaggedCells cells(view, c);
   std::vector<ItemRef> rows(total);
   for (size_t i = 0; i < n; ++i) {
     const ItemRef& item = items[i];

@@ -27,6 +27,11 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
   if (c.positions == 0 || c.positions > 65535 || c.first > 1u << 30) return "it names no positions";
   if (c.rows < g.behind + c.positions || c.rows > uint64_t(g.behind) + c.positions + g.ahead) return "its rows do not fit its positions";
   if (c.items == 0 || c.items > c.positions || c.cells != (g.cells > 0 ? c.items : 0)) return "its items do not fit its positions";
+  const auto head = [&](uint32_t r) {
+    StepHead h;
+    std::memcpy(&h, body + size_t(r) * sizeof h, sizeof h);
+    return h;
+  };
   const uint64_t fixed = chunk_bytes(view, c.rows, c.positions, c.cells);
   if (g.blocks == 0 ? bytes != fixed : bytes < fixed) return "its body has another size than its head says";
   if (g.blocks > 0) {
@@ -34,12 +39,13 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
     const RaggedBody ragged(view, columns, c, body);
     if (!ragged.fits()) return "a ragged value is longer than its field";
     if (bytes - fixed != ragged.bytes()) return "its body has another size than its head says";
+    std::vector<uint8_t> scratch;
+    bool sound = true;
+    ragged.each_row(0, c.rows, [&](const Column& column, uint32_t r, const uint8_t* value, uint32_t n) {
+      sound = sound && ((n == 0 && (head(r).flags & kAbsent)) || sound_value(column, value, n, scratch));
+    });
+    if (!sound) return "a compressed value is none of its field";
   }
-  const auto head = [&](uint32_t r) {
-    StepHead h;
-    std::memcpy(&h, body + size_t(r) * sizeof h, sizeof h);
-    return h;
-  };
   constexpr uint8_t kKnown = kTerminated | kTruncated | kFinal | kStart | kItem | kAbsent, kEnd = kTerminated | kTruncated;
   for (uint32_t r = 0; r < c.rows; ++r) {
     const StepHead now = head(r);

@@ -68,6 +68,7 @@ struct Column {
   uint64_t plane_offset; // in the slot
   uint32_t ragged = 0;   // its length column + 1, where it varies in length (heap.h); `bytes` are its most; 0: it does not
   uint32_t unit = 0;     // ragged: bytes of one element of its first dimension
+  uint32_t compressed = 0;  // ragged: always `bytes` long, and in fewer of them where they can be (compression.h)
 
   bool operator==(const Column&) const = default;
 };
@@ -374,9 +375,11 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
   for (Column& c : columns) {
     if ((c.align != 1 && c.align != 2 && c.align != 4 && c.align != 8) || (c.per_item && said.cells == 0)) return false;
     if (c.ragged != 0) {
-      if (c.ragged > said.columns || c.per_item || c.unit == 0 || c.bytes % c.unit != 0) return false;
+      if (c.ragged > said.columns || c.per_item || c.unit == 0 || c.bytes % c.unit != 0 || (c.compressed && c.unit != 1)) return false;
       const Column& length = h.column[c.ragged - 1];
       if (length.ragged != 0 || length.bytes != 4 || length.plane || length.per_item) return false;
+    } else if (c.compressed) {
+      return false;
     }
     c.offset = 0;
     c.plane_offset = 0;
@@ -390,6 +393,6 @@ inline bool is_laid_out(const Header& h, uint64_t nbytes) {
 }
 
 constexpr char kReplayMagic[9] = "APEXRPL6";
-constexpr uint32_t kReplayVersion = 7;
+constexpr uint32_t kReplayVersion = 8;
 
 }  // namespace apexrl

@@ -1,5 +1,6 @@
 // Values of ragged columns: bytes in the blocks of their slot, one row's after the other's. A row's record holds the length
-// (the length column) and where the first byte lies: block << 16 | offset in it.
+// (the length column) and where the first byte lies: block << 16 | offset in it. A compressed column is a ragged one of
+// bytes: values are as long as their compressed form, and whoever gathers them gets them as they were.
 //
 // All words are looked at twice: a process that does not belong to the replay may have written them.
 #pragma once
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "compression.h"
 #include "stream_copy.h"
 #include "view.h"
 
@@ -47,6 +49,13 @@ inline uint64_t ragged_bytes(const View& view, const std::vector<RaggedColumn>& 
   for (const RaggedColumn& c : ragged)
     for (uint32_t row = from; row < to; ++row) bytes += ragged_bytes(view, c, slot, row);
   return bytes;
+}
+
+// Whether so many bytes are a value of a column: of one that is not compressed any are.
+inline bool sound_value(const Column& c, const uint8_t* value, uint32_t bytes, std::vector<uint8_t>& scratch) {
+  if (!c.compressed) return true;
+  scratch.resize(c.bytes);
+  return decompress(value, bytes, scratch.data(), c.bytes);
 }
 
 // Calls piece(bytes, n) for the pieces of a row's value. Answers where it ends, and what it left out as no block is there.
@@ -97,12 +106,23 @@ class RaggedCells {
     for (uint32_t line = 0, n = std::min(bytes(slot, row), 512u); line < n; line += 64) __builtin_prefetch(first + line);
   }
 
-  // As read_ragged, up to the longest.
-  void read(uint32_t slot, uint32_t row, uint8_t* out) const {
+  // As read_ragged, up to the longest; of a compressed column the value as it was.
+  void read(uint32_t slot, uint32_t row, uint8_t* out) {
     const uint64_t at = place(slot, row);
     const uint32_t n = bytes(slot, row), offset = uint32_t(at & 0xffff);
-    if (offset + n > room_ || at >> 16 >= count_) return read_ragged(view_, column_, slot, row, out, column_.bytes);
-    copy_large(out, blocks_ + (at >> 16) * block_ + sizeof(BlockHead) + offset, n);
+    const bool whole = offset + n <= room_ && at >> 16 < count_;
+    const uint8_t* from = blocks_ + (at >> 16) * block_ + sizeof(BlockHead) + offset;
+    if (column_.compressed) {
+      if (!whole) {
+        pieces_.resize(column_.bytes);
+        read_ragged(view_, column_, slot, row, pieces_.data(), n);
+        from = pieces_.data();
+      }
+      decompress(from, n, out, column_.bytes);
+      return;
+    }
+    if (!whole) return read_ragged(view_, column_, slot, row, out, column_.bytes);
+    copy_large(out, from, n);
     zeros_large(out + n, column_.bytes - n);
   }
 
@@ -124,6 +144,7 @@ class RaggedCells {
   const size_t slot_bytes_, record_;
   const uint64_t count_;
   const uint32_t block_, room_;
+  std::vector<uint8_t> pieces_;  // of a compressed value in several blocks
 };
 
 }  // namespace apexrl

@@ -233,6 +233,7 @@ class Replay {
       }
     if (bytes != entry.ragged) throw std::invalid_argument("a slot's ragged values are not as long as its rows say");
     BlockEnd end;
+    std::vector<uint8_t> scratch;
     if (!blocks.reserve(entry.slot, end, bytes)) throw std::runtime_error("the memory for its ragged values is refused");
     for (uint32_t row = 0; row < view_.geometry().rows; ++row) {
       if (row >= rows) {
@@ -241,6 +242,7 @@ class Replay {
       }
       for (const RaggedColumn& c : blocks.columns) {
         const uint32_t n = ragged_bytes(view_, c, entry.slot, row);
+        if (n > 0 && !sound_value(c, in, n, scratch)) throw std::invalid_argument("a compressed value is none of its field");
         blocks.write(entry.slot, row, c, end, in, n);
         in += n;
       }

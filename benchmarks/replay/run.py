@@ -13,6 +13,7 @@ QUESTIONS = {
     "soak": "Does random use for an hour agree with a plain Python twin, in constant memory?",
     "snapshot": "How fast is a replay saved and loaded?",
     "ragged": "How much memory do ragged fields take, and how fast are they sampled?",
+    "compressed": "How much memory do compressed images take, and what do acting and sampling pay for it?",
 }
 
 if __name__ == "__main__":

@@ -231,6 +231,25 @@ void few_blocks(Kind kind) {
   ragged = false;
 }
 
+// What is compressed comes back, whatever it is; what is damaged never makes more bytes than a value has.
+void compressed(unsigned seed) {
+  std::mt19937_64 rng(seed);
+  for (int trial = 0; trial < 300; ++trial) {
+    const uint32_t n = uint32_t(rng() % 3000 + 1), values = uint32_t(1u << rng() % 9);
+    std::vector<uint8_t> plain(n), block(n), back(n);
+    for (auto& byte : plain) byte = uint8_t(rng() % values * (rng() % 8 != 0));
+    const uint32_t bytes = compress(plain.data(), n, block.data());
+    CHECK(bytes > 0 && bytes <= n);
+    std::vector<uint8_t> exact(block.begin(), block.begin() + bytes);  // nothing beyond it may be read
+    CHECK(decompress(exact.data(), bytes, back.data(), n) && back == plain);
+    for (int damages = 0; damages < 20; ++damages) {
+      exact[rng() % bytes] ^= uint8_t(1u << rng() % 8);
+      if (!decompress(exact.data(), bytes, back.data(), n)) CHECK(std::all_of(back.begin(), back.end(), [](uint8_t b) { return b == 0; }));
+    }
+    for (uint32_t shorter = 0; shorter < bytes; shorter += bytes / 7 + 1) decompress(exact.data(), shorter, back.data(), n);
+  }
+}
+
 // Chunks from one replay to another, each in a buffer of just its size; damaged ones before the sound ones.
 void random_chunks(unsigned seed) {
   std::mt19937 random(seed);
@@ -450,6 +469,7 @@ int main(int argc, char** argv) {
     ragged = false;
     for (const Kind kind : {Kind::rows, Kind::transition}) few_blocks(kind);
     for (unsigned seed = 0; seed < 25; ++seed) choices(seed);
+    for (unsigned seed = 0; seed < 3; ++seed) compressed(seed);
     board();
   }
   if (only == "alone") {

@@ -22,7 +22,7 @@ using namespace apexrl;
 
 namespace {
 
-constexpr uint32_t kStreams = 2, kAccounts = 2, kFlavours = 6;
+constexpr uint32_t kStreams = 2, kAccounts = 2, kFlavours = 7;
 
 // The input's bytes, then zeros.
 class Bytes {
@@ -44,7 +44,7 @@ class Bytes {
 
 std::shared_ptr<Replay> make_replay(uint32_t flavour) {
   Geometry g{};
-  const bool ragged = flavour == 5;
+  const bool packed = flavour == 6, ragged = flavour == 5 || packed;
   g.kind = flavour < 2 || ragged ? Kind::transition : flavour == 2 ? Kind::sequence : flavour == 3 ? Kind::unroll : Kind::rows;
   const bool stepwise = g.kind == Kind::sequence || g.kind == Kind::unroll;
   g.sampler = flavour == 3 ? Sampler::fifo : Sampler::prioritized;
@@ -66,7 +66,7 @@ std::shared_ptr<Replay> make_replay(uint32_t flavour) {
   g.seed = 1;
   std::vector<Column> columns{Column{4, 4, 1, 1, 0, 0, 0, 0}, Column{300, 1, 1, 1, 0, 0, 0, 0}};
   if (stepwise) columns.push_back(Column{24, 8, 0, 1, 0, 1, 0, 0});
-  if (ragged) columns.insert(columns.end(), {Column{600, 2, 1, 1, 0, 0, 0, 0, 4, 2}, Column{4, 4, 1, 1, 0, 0, 0, 0}});
+  if (ragged) columns.insert(columns.end(), {Column{600, 2, 1, 1, 0, 0, 0, 0, 4, packed ? 1u : 2u, packed}, Column{4, 4, 1, 1, 0, 0, 0, 0}});
   return Replay::create(g, columns, "{}", 0, 0.0, 0.0, "");
 }
 
@@ -152,7 +152,13 @@ Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, u
     for (StepHead& head : heads) head.flags &= uint8_t(~kStart);
   sent.head.cells = g.cells > 0 ? sent.head.items : 0;
   const std::vector<RaggedColumn> ragged = ragged_columns(view);
-  const auto length = [&](uint32_t r) { return int32_t((first + r) % 5 == 0 ? 0 : (first + r) * 37 % 301); };
+  const bool packed = !ragged.empty() && ragged[0].compressed;
+  uint8_t block[600];
+  const auto length = [&](uint32_t r) {  // of 600 equal bytes, or as it comes
+    uint8_t plain[600];
+    if (packed) return std::memset(plain, int((first + r) & 0xff), sizeof plain), int32_t(compress(plain, sizeof plain, block));
+    return int32_t((first + r) % 5 == 0 ? 0 : (first + r) * 37 % 301);
+  };
   sent.head.bytes = chunk_bytes(view, sent.head.rows, positions, sent.head.cells);
   for (const RaggedColumn& c : ragged)
     for (uint32_t r = 0; r < sent.head.rows; ++r) sent.head.bytes += ragged_bytes(c, length(r));
@@ -171,8 +177,11 @@ Sent cut(const View& view, Stream& stream, uint32_t first, uint32_t positions, u
     }
   }
   for (const RaggedColumn& c : ragged)
-    for (uint32_t r = 0; r < sent.head.rows; out += ragged_bytes(c, length(r)), ++r)
-      std::memset(out, int((first + r) & 0xff), ragged_bytes(c, length(r)));
+    for (uint32_t r = 0; r < sent.head.rows; ++r) {
+      const uint32_t n = ragged_bytes(c, length(r));
+      packed ? std::memcpy(out, block, n) : std::memset(out, int((first + r) & 0xff), n);
+      out += n;
+    }
   return sent;
 }
 

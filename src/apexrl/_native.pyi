@@ -11,8 +11,8 @@ from apexrl.protocols import ChunkHead
 from apexrl.spec import Array
 
 _State = tuple[int, int, bytes, str]  # pid, descriptor, uuid, path
-_FieldType = tuple[str, str, int, list[int], bool, bool, bool, int]
-"""name, kind, itemsize, shape, windowed, sampled, per_item"""
+_FieldType = tuple[str, str, int, list[int], bool, bool, bool, int, bool]
+"""name, kind, itemsize, shape, windowed, sampled, per_item, place of its lengths + 1, compressed"""
 
 class Kind(Enum):
     rows = ...

@@ -47,6 +47,8 @@ class Field:
             (a recurrent state before that step's observation).
         ragged: the first dimension varies from step to step, up to ``shape[0]``. An int32 field ``<name>/length`` holds
             how long it is (``with_lengths``). A replay keeps that much of it; batches give it filled up with zeros.
+        compressed: a replay keeps it as a block of LZ4, and gives it as it was: for images, of which several times as
+            many then fit the memory. Writing and sampling take longer.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +57,7 @@ class Field:
     sampled: bool = True
     per_item: bool = False
     ragged: bool = False
+    compressed: bool = False
 
     def __post_init__(self) -> None:
         given = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
@@ -77,6 +80,8 @@ class Field:
             raise SpecError(
                 f"Field shape {shape}: ragged needs a first dimension, of its longest value, and excludes per_item"
             )
+        if self.compressed and (self.ragged or self.per_item):
+            raise SpecError("a Field cannot be compressed and ragged or per_item")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
 

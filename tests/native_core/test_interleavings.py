@@ -33,7 +33,7 @@ def build(tmp_path_factory):
         objects = [
             compiled(NATIVE / "tests" / "explore_test.cc", name, "-fsanitize=thread", "-w", "-DAPEXRL_EXPLORE", *more),
             compiled(NATIVE / "tests" / "explore.cc", "explore"),
-            compiled(NATIVE / "power.cc", "power"),
+            *(compiled(NATIVE / f"{name}.cc", name) for name in ("power", "compression")),
         ]
         done = folder / name
         subprocess.run([COMPILER, "-rdynamic", *objects, "-o", str(done), "-pthread"], check=True)

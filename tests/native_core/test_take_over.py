@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from apexrl.replay import Field, Replay
-
-NATIVE = Path(__file__).parents[2] / "native"
-COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "c++"
+from native_programs import COMPILER, CORE, NATIVE
 
 
 def test_other_threads_go_on_while_one_takes_over(tmp_path):
     program = tmp_path / "take_over_test"
-    sources = [str(NATIVE / "tests" / "take_over_test.cc"), str(NATIVE / "power.cc")]
+    sources = [str(NATIVE / "tests" / "take_over_test.cc"), *CORE]
     flags = ["-std=c++20", "-O1", "-DAPEXRL_CRASH_POINTS"]
     subprocess.run([COMPILER, *flags, *sources, "-o", str(program), "-pthread"], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=100, check=False)

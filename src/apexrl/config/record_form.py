@@ -37,6 +37,7 @@ NEW_SETTINGS: Final = frozenset(
         "advantage_scale",
         "advantage_clip",
         "memory",
+        "compress_images",
         "memory_layers",
         "memory_heads",
         "memory_context",

@@ -88,6 +88,9 @@ class ReplaySettings:
     insert_band: Annotated[float, Range(0), Needs("updates_per_step", unless=(0.0,))] = 0.1
     """How far updates_per_step may be exceeded or missed: as many steps as this fraction of min_size brings.
     Reverb's error buffer."""
+    compress_images: bool = False
+    """Keep images of observations as blocks of LZ4: of Atari's games several times as many fit the memory.
+    Acting and sampling take more processor time. check_memory counts images as if they stayed as large."""
 
     @property
     def correction(self) -> float:

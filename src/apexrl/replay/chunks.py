@@ -42,8 +42,8 @@ def schema(fields: Mapping[str, Field], **options: Any) -> bytes:
 
 
 def _schema(layout: Layout, options: Mapping[str, Any]) -> bytes:
-    # the last release knows no ragged fields, of which the last number is not 0
-    columns = [column if column[-1] else column[:-1] for column in layout.native()]
+    # older releases know no compressed fields, and no ragged ones, which the last two numbers say
+    columns = [column[: 9 if column[8] else 8 if column[7] else 7] for column in layout.native()]
     text = json.dumps([_VERSION, columns, {name: options[name] for name in _SHAPING}])
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 

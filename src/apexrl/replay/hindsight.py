@@ -94,6 +94,7 @@ def hindsight_of(fields: Mapping[str, Field], options: Mapping[str, Any]) -> Hin
             f"hindsight={strategy!r} draws goals from the field {name!r}, which is not among the sampled fields "
             f"{', '.join(map(repr, fields))}: name the one that says what was achieved with hindsight_field="
         )
-    if field.ragged:
-        raise ConfigError(f"hindsight={strategy!r} draws goals of fixed size, and the field {name!r} is ragged")
+    if field.ragged or field.compressed:
+        how = "ragged" if field.ragged else "compressed"
+        raise ConfigError(f"hindsight={strategy!r} draws goals of fixed size, and the field {name!r} is {how}")
     return Hindsight(strategy, options["hindsight_share"], list(fields).index(name), field, options["n_step"])

@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = ("rows", "transition", "sequence", "unroll")
 BUILT_IN = {"reward": "float32", "terminated": "bool", "truncated": "bool"}
 
 
-NativeField = tuple[str, str, int, list[int], bool, bool, bool, int]
+NativeField = tuple[str, str, int, list[int], bool, bool, bool, int, bool]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Column:
             field.sampled,
             field.per_item,
             self.lengths + 1,
+            field.compressed,
         )
 
 
@@ -178,7 +179,7 @@ class Layout:
                 "windowed": c.field.windowed,
                 "sampled": c.field.sampled,
                 "per_item": c.field.per_item,
-                **({"ragged": True} if c.field.ragged else {}),
+                **{name: True for name in ("ragged", "compressed") if getattr(c.field, name)},
             }
             for c in self.columns
         }
@@ -191,7 +192,8 @@ class Layout:
         description = json.loads(text)
         fields = {
             name: Field(
-                tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"], f.get("ragged", False)
+                *(tuple(f["shape"]), f["dtype"], f["windowed"], f["sampled"], f["per_item"]),
+                *(f.get("ragged", False), f.get("compressed", False)),
             )
             for name, f in description["fields"].items()
         }

@@ -3,7 +3,7 @@
     magic 8 | head bytes u64 | head JSON | crc32c u32 | { entries u64 | crc32c u32 | entries … |
     crc32c u32 }… | 0 u64 | crc32c u32 | magic 8
 
-With ragged fields, entries have lengths of their own, and their bytes u64 stand behind each count.
+With ragged and compressed fields, entries have lengths of their own, and their bytes u64 stand behind each count.
 
 A load restores each slot to its former position, so keys from before the save stay valid.
 """
@@ -124,7 +124,7 @@ def _write_file(
 
 
 def _is_ragged(layout: Layout) -> bool:
-    return any(column.field.ragged for column in layout.columns)
+    return any(column.field.ragged or column.field.compressed for column in layout.columns)
 
 
 def _write_block(file: io.FileIO, count: bytes, part: NDArray[np.uint8], crc: int) -> None:

@@ -72,6 +72,8 @@ def _check_changeable(core: ReplayCore, column: Column) -> None:
     kind, columns = core.layout.kind, core.layout.columns
     if column.lengths >= 0 or any(columns[one.lengths] is column for one in columns if one.lengths >= 0):
         raise SpecError(f"field {column.name!r} is ragged or says how long one is: it cannot be changed")
+    if column.field.compressed:
+        raise SpecError(f"field {column.name!r} is compressed: it cannot be changed")
     if kind == "transition" and column.windowed:
         raise SpecError(f"field {column.name!r} is windowed: other items hold its values too, so it cannot be changed")
     if kind in ("sequence", "unroll") and not column.field.per_item:

@@ -6,9 +6,9 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.datasets.filling import filled_replay
-from apexrl.roles.actor import VERSION, step_fields
+from apexrl.roles.actor import VERSION
 from apexrl.topologies.program import MixedLink, Probe, Program, ReplayLink
-from apexrl.topologies.replay_links import hindsight, window
+from apexrl.topologies.replay_links import hindsight, stored_fields, window
 
 
 def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> ReplayLink:
@@ -22,7 +22,7 @@ def recorded(program: Program, config: Config, probe: Probe, seed: int = 0) -> R
     options: dict[str, Any] = {
         **window(probe.item, config.agent),
         **hindsight(config, probe),
-        "fields": step_fields(probe.spec, probe.step_spec),
+        "fields": stored_fields(config, probe),
         "stack": config.env.stack,
         "gamma": config.agent.gamma,
         "seed": config.seed + seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from apexrl.agents.horizon import longest
@@ -10,6 +11,7 @@ from apexrl.errors import ConfigError
 from apexrl.protocols import Item
 from apexrl.roles.actor import step_fields
 from apexrl.roles.learner import PREFETCH_ON_CUDA
+from apexrl.spec import Field
 from apexrl.topologies.program import Probe, room
 
 _MOST_STREAMS = 65_536  # that a replay takes
@@ -154,13 +156,28 @@ def _steps(config: Config, probe: Probe) -> dict[str, Any]:
     """What is stored of every step, and by how many."""
     return {
         **window(probe.item, config.agent),
-        "fields": step_fields(probe.spec, probe.step_spec),
+        "fields": stored_fields(config, probe),
         "stack": config.env.stack,
         "gamma": config.agent.gamma,
         "seed": config.seed,
         "writers": room(config),
         "check_memory": config.replay.check_memory,
     }
+
+
+def stored_fields(config: Config, probe: Probe) -> dict[str, Field]:
+    """What is stored of every step; images compressed where the settings say so.
+
+    Raises:
+        ConfigError: they do, and there are none.
+    """
+    fields, spec = step_fields(probe.spec, probe.step_spec), probe.spec
+    if not config.replay.compress_images:
+        return fields
+    images = {name for name in spec.observation if spec.is_image(name)}
+    if not images:
+        raise ConfigError("--compress-images: this environment shows no image (three dimensions, or two of uint8)")
+    return {name: replace(field, compressed=True) if name in images else field for name, field in fields.items()}
 
 
 def _streams(config: Config) -> int:
