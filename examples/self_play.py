@@ -1,6 +1,6 @@
 """Tic-tac-toe or connect four by self-play: python self_play.py [tic_tac_toe|connect_four] [environment steps].
 
-Afterwards it plays against every reply: whether the agent can be beaten in tic-tac-toe at all.
+Afterwards it plays one who looks a move ahead; and in tic-tac-toe against every reply: whether it can be beaten at all.
 """
 
 import sys
@@ -11,8 +11,45 @@ import apexrl
 from apexrl.envs.board_games import env
 
 
+def after(game, name, move):
+    """The game behind a move."""
+    later = env(name)
+    later.reset()
+    later.board, later.agent_selection = game.board.copy(), game.agent_selection
+    later.step(int(move))
+    return later
+
+
+def looks_ahead(game, name, rng):
+    """A move that wins; else one that stops the other from winning; else any."""
+    mine, moves = game.agent_selection, game.legal()
+    other = next(agent for agent in game.possible_agents if agent != mine)
+    for player in (mine, other):
+        for move in moves:
+            game.agent_selection = player
+            wins = after(game, name, move).rewards[player] > 0
+            game.agent_selection = mine
+            if wins:
+                return int(move)
+    return int(rng.choice(moves))
+
+
+def score(agent, name, games, seed=0):
+    """The agent's share of games won against ``looks_ahead``, draws half; it begins every second one."""
+    rng, points = np.random.default_rng(seed), 0.0
+    for number in range(games):
+        game, seat = env(name), ("first", "second")[number % 2]
+        game.reset()
+        agent.reset()
+        while not any(game.terminations.values()):
+            own = game.agent_selection == seat
+            game.step(agent.act(game.observe(seat)) if own else looks_ahead(game, name, rng))
+        points += 0.5 + 0.5 * game.rewards[seat]
+    return points / games
+
+
 def replies(agent, game, seat):
-    """Games lost and played by ``agent`` in ``seat``, over all that the other may do."""
+    """Games of tic-tac-toe lost and played by ``agent`` in ``seat``, over all that the other may do."""
     if any(game.terminations.values()):
         return np.array([game.rewards[seat] < 0, 1])
     if game.agent_selection == seat:
@@ -20,16 +57,7 @@ def replies(agent, game, seat):
         moves = [agent.act(game.observe(seat))]
     else:
         moves = game.legal()
-    return sum(replies(agent, after(game, int(move)), seat) for move in moves)
-
-
-def after(game, move):
-    """The game behind a move."""
-    later = env()
-    later.reset()
-    later.board, later.agent_selection = game.board.copy(), game.agent_selection
-    later.step(move)
-    return later
+    return sum(replies(agent, after(game, "tic_tac_toe", move), seat) for move in moves)
 
 
 if __name__ == "__main__":
@@ -43,8 +71,9 @@ if __name__ == "__main__":
         pool_period_steps=max(1, steps // 25),
         show=False,
     )
+    agent = apexrl.load(run.path, checkpoint="latest")
+    print(f"against one who looks a move ahead: {score(agent, name, 100):.2f} of the games")
     if name == "tic_tac_toe":
-        agent = apexrl.load(run.path, checkpoint="latest")
         for seat in ("first", "second"):
             game = env()
             game.reset()

@@ -25,6 +25,9 @@ side, [sum of nvec]. Agents read it; networks and normalisation do not."""
 GLOBAL_STATE = "observation/state"
 """The part of an observation that is the state of the whole environment, alone or with entries below it. With a central
 value it is the value's alone."""
+TEAM, PRESENT = "observation/agents", "observation/present"
+"""The parts of a team's observation (``envs.team``): what each of k agents sees, [k, ...] each, alone or with entries
+below it; and who takes part, [k]."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
 
@@ -125,6 +128,11 @@ def is_observation(name: str) -> bool:
 def is_state(name: str) -> bool:
     """Whether a field is (a part of) the state of the whole environment."""
     return name == GLOBAL_STATE or name.startswith(GLOBAL_STATE + "/")
+
+
+def is_team(name: str) -> bool:
+    """Whether a field is (a part of) what each agent of a team sees."""
+    return name == TEAM or name.startswith(TEAM + "/")
 
 
 class ActionPart(NamedTuple):

@@ -22,7 +22,7 @@ from apexrl.presets import PRESETS, with_agent
 KEPT = {  # of the replay, from which all but unrolls are drawn, and of the actor: no agent sees them
     *("n_step", "capacity", "alpha", "beta", "priority_eps", "remover", "remover_alpha", "trim_every"),
     *("recency_half_life", "lag_half_life", "dataset", "dataset_share", "hindsight", "hindsight_share"),
-    *("min_size", "updates_per_step", "insert_band", "random_start"),
+    *("min_size", "updates_per_step", "insert_band", "random_start", "compress_images"),
 }
 SIGMAS = {"sigma", "sigma_alpha", "sigma_least"}
 OWN = {entry.name for entry in dataclasses.fields(AgentConfig)} | {"epsilon", "epsilon_alpha"} | SIGMAS
@@ -242,6 +242,8 @@ OTHER: dict[str, Any] = {
     "expectile": 0.9,
     "advantage_scale": 1.0,
     "advantage_clip": 0.01,
+    "mixer": "monotonic",
+    "mixing_units": 5,
 }
 SECOND = {
     "optimizer": "adam",
@@ -249,6 +251,7 @@ SECOND = {
     "minibatches": 3,
     "correction": "none",
     "surrogate": "log_prob",
+    "mixer": "sum",
 }  # where it has OTHER's already
 FLIPPED = {
     *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),

@@ -220,6 +220,22 @@ def test_self_play_says_what_is_lost(tmp_path):
     assert all(0 <= int(lost) <= int(played) for _, lost, played in said)
 
 
+@pytest.mark.long
+def test_connect_four_by_self_play_is_measured(tmp_path):
+    command = [sys.executable, EXAMPLES / "self_play.py", "connect_four", "1500"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"against one who looks a move ahead: [01]\.\d\d of the games\n", done.stdout)
+
+
+@pytest.mark.long
+def test_the_two_step_game_is_played(tmp_path):
+    command = [sys.executable, EXAMPLES / "several_agents.py", "two_steps", "1500"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"mean return of an agent: [0-8]\.\d\d\n", done.stdout)
+
+
 def test_several_agents_say_what_is_missing(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as util\nfound = util.find_spec\n"

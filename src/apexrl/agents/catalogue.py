@@ -45,6 +45,12 @@ _PQN = (
     *(*STEP_SIZE, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
     *("unroll_length", "epochs", "minibatches"),
 )
+_team = partial(
+    AgentInfo,
+    "apexrl.agents.value_decomposition:ValueDecomposition",
+    DISCRETE,
+    (*KEPT, families.MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
+)
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY_OR_BOTH, _GRADIENTS, item="unroll")
 
@@ -57,6 +63,15 @@ _PLAIN: dict[str, Any] = {
     "distribution": "expected",
     "conservative_weight": 0.0,
     "epsilon": 0.4,
+}
+# Of the teams that environments of several agents are; each agent explores by itself.
+_TEAM: dict[str, Any] = {
+    "team": True,
+    "double": False,
+    "epsilon": 0.05,
+    "epsilon_alpha": 0.0,
+    "alpha": 0.0,
+    "n_step": 1,
 }
 # Policy gradients from unrolls (Mnih et al. 2016; what the later ones kept). Actors look for weights at every step, and
 # every update publishes: whatever lag there is, is the topology's.
@@ -163,6 +178,18 @@ AGENTS: dict[str, AgentInfo] = {
             "alpha": 0.0,
         },
         offline=True,
+    ),
+    "vdn": _team(
+        "Q-learning of a team: the values of its agents' own actions, by one network for all, are added",
+        "Sunehag et al. 2018, Value-Decomposition Networks For Cooperative Multi-Agent Learning, arXiv 1706.05296",
+        _TEAM | {"mixer": "sum"},
+        identity=("mixer",),
+    ),
+    "qmix": _team(
+        "Q-learning of a team: its agents' values are mixed by a monotonic network that sees the state",
+        "Rashid et al. 2018, QMIX: Monotonic Value Function Factorisation, arXiv 1803.11485",
+        _TEAM | {"mixer": "monotonic"},
+        identity=("mixer",),
     ),
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",

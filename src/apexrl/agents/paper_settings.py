@@ -83,6 +83,30 @@ _APEX: Settings = {
     "pull_period": 100,  # 400 frames
 }
 
+_TEAMS: Settings = _ONE_ACTOR | {
+    "n_step": 1,
+    "gamma": 0.99,
+    "hidden": (64, 64),
+    "huber": 0.0,
+    "optimizer": "rmsprop",
+    "centered": False,
+    "momentum": 0.0,
+    "learning_rate": 5e-4,
+    "rmsprop_decay": 0.99,
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 10.0,
+    "batch_size": 32,
+    "updates_per_step": 0.25,
+    "capacity": 250_000,
+    "min_size": 1_000,
+    "alpha": 0.0,
+    "target_period_updates": 200,
+    "polyak": 0.0,
+    "epsilon": 0.05,
+    "exploration_steps": 50_000,
+    "epsilon_alpha": 0.0,
+}
+
 _PAPERS: Mapping[str, Settings] = {
     "dqn": _DQN,
     # van Hasselt et al. 2016, appendix: the tuned version (dqn_zoo's double_q too). Its bias that all actions share is
@@ -131,6 +155,10 @@ _PAPERS: Mapping[str, Settings] = {
         "munchausen_temperature": 0.03,
         "munchausen_clip": -1.0,
     },
+    # Rashid et al. 2018, appendix, and their code (oxwhirl/pymarl) for what it leaves open. Theirs learn from episodes,
+    # by a GRU: 32 of them, of 5 000 kept, at the end of each; here the same numbers are of transitions
+    "vdn": _TEAMS,
+    "qmix": _TEAMS | {"mixing_units": 32},
     # Kapturowski et al. 2019, table 2
     "r2d2": {"epsilon_alpha": 7.0, "envs_per_actor": 1, "pull_period": 400, "image_units": 512},
     # Christodoulou 2019, appendix; its target entropy is set below

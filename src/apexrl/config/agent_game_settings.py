@@ -19,6 +19,9 @@ class AgentGameSettings:
     """Of an environment of several agents: adds to each one's observation which agent it is, as agent."""
     show_state: bool = False
     """Of an environment of several agents: adds the state of the whole environment to each observation, as state."""
+    team: bool = False
+    """Of an environment of several agents that act at the same time: all of them are one learner's, and get the mean of
+    their rewards. A step then has what all of them see and do, as vdn and qmix learn from."""
     learned_agents: tuple[str, ...] = ()
     """Agents that this run learns, by their names, as 'adversary_*'; others are played by policies of played_by.
     None named: all; where they take turns, another one in each game, and the others are played."""

@@ -116,6 +116,17 @@ class ValueSettings:
 
 
 @dataclass(frozen=True)
+class MixingSettings:
+    """How the values of a team's agents make up one."""
+
+    mixer: Literal["sum", "monotonic"] = "monotonic"
+    """sum: they are added (VDN). monotonic: by a network that grows with each, whose weights follow from the state
+    (QMIX): the entry state of an observation, as --show-state adds it, else what all agents see."""
+    mixing_units: Annotated[int, Range(1, 1 << 20), Needs("mixer", ("monotonic",))] = 32
+    """Units of the mixing network's hidden layer (QMIX: 32)."""
+
+
+@dataclass(frozen=True)
 class ResetSettings:
     """Resets of Q-networks, and returns whose horizon changes after them (BBF)."""
 
@@ -439,6 +450,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     MunchausenSettings,
     NoisySettings,
     ResetSettings,
+    MixingSettings,
     ValueSettings,
     TargetSettings,
     OptimizerSettings,

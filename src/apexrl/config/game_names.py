@@ -22,4 +22,9 @@ def takes_turns(name: object) -> bool:
 
 def has_opponents(config: AgentGameSettings, name: object) -> bool:
     """Whether some agents are played by policies of a pool, and the run keeps one."""
-    return is_game(name) and (takes_turns(name) or bool(config.learned_agents))
+    return is_game(name) and not is_team(config, name) and (takes_turns(name) or bool(config.learned_agents))
+
+
+def is_team(config: AgentGameSettings, name: object) -> bool:
+    """Whether all agents of an environment are learned as one."""
+    return config.team and is_game(name)

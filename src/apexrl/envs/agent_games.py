@@ -14,6 +14,7 @@ from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import MakePlayers
 from apexrl.envs.seat_rows import SeatRows
 from apexrl.envs.spaces import length_limit
+from apexrl.envs.team import TeamEnv
 from apexrl.errors import EnvError
 
 Kind = Literal["parallel", "turns"]
@@ -96,6 +97,16 @@ def seat_rows(config: EnvConfig, rows: int, seed: int, call: EnvCall, players: M
     )
 
 
+def team_env(config: EnvConfig, **more: Any) -> TeamEnv:
+    """One environment whose agents are one learner's.
+
+    Raises:
+        EnvError: they take turns, or have no discrete actions alike; a wrapper is asked for that they have not.
+    """
+    name = str(config.env)
+    return TeamEnv(_first(config, "parallel", **more), name, config.show_agent, config.show_state)
+
+
 def learned_agents(config: EnvConfig, agents: Sequence[str]) -> list[str]:
     """Those of ``agents`` that the run learns.
 
@@ -110,10 +121,10 @@ def learned_agents(config: EnvConfig, agents: Sequence[str]) -> list[str]:
     return [agent for agent in agents if any(fnmatchcase(agent, name) for name in config.learned_agents)]
 
 
-def _first(config: EnvConfig, kind: Kind) -> Any:
+def _first(config: EnvConfig, kind: Kind, **more: Any) -> Any:
     name = str(config.env)
     _refuse_wrappers(config, name)
-    game = make_game(config)
+    game = make_game(config, **more)
     if kind_of(game) != kind:
         has = "take turns" if kind == "parallel" else "act at the same time"
         raise EnvError(

@@ -11,7 +11,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from apexrl.config import EnvConfig
-from apexrl.config.game_names import is_game, takes_turns
+from apexrl.config.game_names import is_game, is_team, takes_turns
 from apexrl.envs.action_masks import (
     ActionMasks,
     MaskedVectorEnv,
@@ -20,7 +20,7 @@ from apexrl.envs.action_masks import (
     shows_mask,
     vector_method,
 )
-from apexrl.envs.agent_games import agent_rows, seat_rows
+from apexrl.envs.agent_games import agent_rows, seat_rows, team_env
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
@@ -80,7 +80,7 @@ def make_vector(
         raise EnvError(f"{env_name(config)}: {num_envs} environments were asked for; at least 1 is needed")
     name = env_name(config)
     backend: Backend | None
-    if is_game(config.env):
+    if is_game(config.env) and not config.team:
         backend = _game(config, num_envs, seed, vector, call, players or RandomPlayers)
     else:
         backend = _native(config, num_envs, vector, call, cores, partial)
@@ -117,7 +117,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         EnvError: as ``make_vector``.
     """
     name = env_name(config)
-    if is_game(config.env):
+    if is_game(config.env) and not config.team:
         raise EnvError(f"{name} has several agents: there is no single environment to make, as for a video")
     if name.startswith(PREFIX) or ((form := _guarded_form(config)) is not None and form.only):
         raise EnvError(f"{name} has a vectorised form only: there is no single environment to make, as for a video")
@@ -155,7 +155,7 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     if name.startswith(PREFIX):
         observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
         return env_spec(observations, actions, config.stack, length_limit(config)), limit
-    if is_game(config.env):
+    if is_game(config.env) and not config.team:
         with closing(make_vector(config, 1, 0)) as vector:
             return vector.spec, config.max_episode_steps or None
     form = None if config.atari else _guarded_form(config)
@@ -181,6 +181,13 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         if not isinstance(made, gym.Env):
             raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env")
         return made
+    if is_team(config, config.env):
+        team = _guard(
+            name,
+            lambda **kw: team_env(config, **kw),
+            {key: kwargs[key] for key in kwargs.keys() - config.env_kwargs.keys()},
+        )
+        return cast("gym.Env[Any, Any]", team)
     register_atari(config.env)
     register_minatar(config.env)
     if module := name.rpartition(":")[0]:

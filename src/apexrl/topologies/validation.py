@@ -72,7 +72,11 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
                 f"{flag(setting)} is for an environment of several agents, package.module:parallel_env or "
                 "package.module:env: leave it out"
             )
-        if not (setting in {*shown, "learned_agents"} or has_opponents(config.env, name)):
+        if config.env.team and setting not in {*shown, "team"}:
+            raise ConfigError(
+                f"{flag(setting)} means nothing with --team, where one learner has all agents: leave one out"
+            )
+        if not (setting in {*shown, "team", "learned_agents"} or has_opponents(config.env, name)):
             raise ConfigError(
                 f"{flag(setting)} means nothing where all agents are learned: say which are with --learned-agents"
             )

@@ -1,0 +1,131 @@
+"""What several agents learn, together or against each other: whole ``apexrl train`` runs.
+
+    python benchmarks/teams/run.py                                   # all rows: two hours
+    python benchmarks/teams/run.py --rows connect-four --share 0.1   # a tenth of the steps
+
+A row without its package (``pip install mpe2``) is named and left out. Weights are the last ones. A team's return is
+measured by the run's final evaluation; a board game's by 200 games against one who looks a move ahead: it wins where it
+can, stops a line where it must, and plays at random else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from benchmarks.lib import report
+
+TWO_STEPS = "--env apexrl.envs.team_games:parallel_env --show-state --epsilon 1 --updates-per-step 0.25"
+SPREAD = "--env mpe2.simple_spread_v3:parallel_env --show-state --show-agent"
+BOARD = "--env apexrl.envs.board_games:env --agent dueling_dqn --env-kwargs game"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One command, and what its result means."""
+
+    name: str
+    words: str
+    env_steps: int
+    seeds: tuple[int, ...] = (1,)
+    package: str = ""
+    game: str = ""  # of a board
+    best: str = ""
+
+
+ROWS = (
+    Row("two-step, VDN", f"--agent vdn {TWO_STEPS}", 20_000, (1, 2, 3, 4, 5), best="7 (Rashid et al. 2018)"),
+    Row("two-step, QMIX", f"--agent qmix {TWO_STEPS}", 20_000, (1, 2, 3, 4, 5), best="8 (the same)"),
+    Row("simple-spread, PPO", f"--agent ppo --topology impala {SPREAD}", 1_000_000, package="mpe2"),
+    Row("simple-spread, MAPPO", f"--agent ppo --topology impala {SPREAD} --central-value", 1_000_000, package="mpe2"),
+    Row("simple-spread, VDN", f"--agent vdn {SPREAD} --exploration-steps 50000", 330_000, package="mpe2"),
+    Row("simple-spread, QMIX", f"--agent qmix {SPREAD} --exploration-steps 50000", 330_000, package="mpe2"),
+    Row("tic-tac-toe", f"{BOARD} tic_tac_toe", 500_000, game="tic_tac_toe", best="0 lines lost, 0.5 or more"),
+    Row("connect-four", f"{BOARD} connect_four", 1_000_000, game="connect_four"),
+)
+
+
+def measured(row: Row, seed: int, steps: int, out: Path) -> dict[str, Any]:
+    """Train and look at the last weights."""
+    name = f"{row.name.replace(', ', '-').lower()}-{steps}-{seed}"
+    words = [
+        "train",
+        *row.words.split(),
+        "--env-steps",
+        str(steps),
+        "--seed",
+        str(seed),
+        "--out",
+        str(out),
+        "--name",
+        name,
+    ]
+    command = [sys.executable, "-m", "apexrl.cli", *words, "--resume-or-start", "--eval-period-seconds", "30"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((out / name / "summary.json").read_text())
+    found = {"row": row.name, "seed": seed, "env_steps": summary["env_steps"], "seconds": summary["wall_seconds"]}
+    return found | (board(out / name, row.game) if row.game else {"return": summary["last_weights_return"]})
+
+
+def board(run: Path, game: str) -> dict[str, Any]:
+    """What the agent's score against one who looks ahead is, and in tic-tac-toe which lines of play it loses."""
+    import self_play
+
+    import apexrl
+    from apexrl.envs.board_games import env
+
+    agent = apexrl.load(run, checkpoint="latest")
+    found: dict[str, Any] = {"score": self_play.score(agent, game, 200)}
+    if game == "tic_tac_toe":
+        for seat in ("first", "second"):
+            board = env(game)
+            board.reset()
+            found[seat] = [int(number) for number in self_play.replies(agent, board, seat)]
+    return found
+
+
+def said(found: dict[str, Any]) -> str:
+    if "return" in found:
+        return f"{found['return']:.2f}"
+    lines = [f"{found[seat][0]} of {found[seat][1]} lost as {seat}" for seat in ("first", "second") if seat in found]
+    return "; ".join([f"{found['score']:.2f} against one who looks ahead", *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=[], help="begin of rows' names; default: all")
+    parser.add_argument("--share", type=float, default=1.0, help="of the environment steps")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[])
+    parser.add_argument("--out", type=Path, default=report.OUT / "teams")
+    wanted = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    lines = []
+    for row in ROWS:
+        if wanted.rows and not row.name.startswith(tuple(wanted.rows)):
+            continue
+        if row.package and importlib.util.find_spec(row.package) is None:
+            print(f"{row.name} is left out: pip install {row.package}")
+            continue
+        steps = max(1_000, round(row.env_steps * wanted.share))
+        own = [measured(row, seed, steps, wanted.out) for seed in wanted.seeds or row.seeds]
+        found += own
+        seconds = sum(one["seconds"] for one in own) / len(own)
+        lines.append([row.name, f"{steps:,}", f"{seconds:.0f} s", ", ".join(map(said, own)), row.best])
+        print(" | ".join(lines[-1]), flush=True)
+    if not found:
+        sys.exit("nothing was run")
+    head = ("row", "environment steps", "time of a run", "last weights, by seed", "best possible")
+    report.save("teams", f"{report.machine()}\n\n{report.table(head, lines)}", found, None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Agents that act at the same time and share one reward, as one: a step has what all of them see and do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from apexrl.envs.agent_rows import STATE, ParallelEnv, Shown
+from apexrl.errors import EnvError
+from apexrl.spec import ACTION_MASK, OBSERVATION, PRESENT, TEAM
+
+AGENTS, THERE, MASK = (name.removeprefix(f"{OBSERVATION}/") for name in (TEAM, PRESENT, ACTION_MASK))
+
+
+class TeamEnv(gym.Env[dict[str, Any], Any]):
+    """An environment of PettingZoo's parallel API for one learner of all its k agents.
+
+    Observation: ``agents``, what each sees, [k, ...]; ``present``, who takes part; with ``show_state`` also ``state``.
+    Masks of actions go side by side, as of k choices. Action: MultiDiscrete, one for each agent. Reward: the mean of
+    theirs, which is theirs where all get the same. Who has ended sees zeros, has action 0 alone, and adds nothing to
+    the reward; the episode ends with the last one.
+
+    Args:
+        env: whose agents have equal spaces, with Discrete actions.
+        name: of the environment, for errors.
+        show_agent: each sees which agent it is.
+        show_state: adds the state of the environment.
+
+    Raises:
+        EnvError: they have not.
+    """
+
+    def __init__(self, env: ParallelEnv, name: str, show_agent: bool = False, show_state: bool = False) -> None:
+        self._env, self._name, self.agents = env, name, tuple(env.possible_agents)
+        self._shown = Shown(env, name, self.agents, show_agent, False)
+        action, each = self._shown.action_space, self._shown.observation_space
+        if not isinstance(action, gym.spaces.Discrete):
+            raise EnvError(f"{name}: the actions of a team's agents are Discrete, and these are {action}")
+        self._start, self._n, k = int(action.start), int(action.n), len(self.agents)
+        self._masked = isinstance(each, gym.spaces.Dict) and MASK in each.spaces
+        if self._masked:
+            each = gym.spaces.Dict({key: space for key, space in each.spaces.items() if key != MASK})  # type: ignore[attr-defined]
+        self._each: gym.Space[Any] = each
+        entries: dict[str, gym.Space[Any]] = {
+            AGENTS: gym.vector.utils.batch_space(each, k),
+            THERE: gym.spaces.MultiBinary(k),
+            MASK: gym.spaces.MultiBinary(k * self._n),
+        }
+        self._state = show_state
+        if show_state:
+            space = getattr(env, "state_space", None)
+            if space is None:
+                raise EnvError(f"{name} has no state_space, so its state cannot be shown: leave --show-state out")
+            entries[STATE] = space
+        self.observation_space = gym.spaces.Dict(entries)
+        self.action_space = gym.spaces.MultiDiscrete([self._n] * k)
+        self._nothing = _zeros(each)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
+        super().reset(seed=seed)
+        seen, _ = self._env.reset(seed=seed, options=options)
+        if not self._env.agents:
+            raise EnvError(f"{self._name} has no agent after its reset()")
+        return self._show(seen), {}
+
+    def step(self, actions: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        acting = [agent for agent in self.agents if agent in self._env.agents]
+        chosen = dict(zip(self.agents, np.asarray(actions).tolist(), strict=True))
+        answer = self._env.step({agent: chosen[agent] + self._start for agent in acting})
+        seen, rewards, terminated, truncated, infos = answer
+        ended = not self._env.agents
+        cut = ended and any(truncated[agent] and not terminated[agent] for agent in acting)
+        reward = sum(float(rewards[agent]) for agent in acting) / len(self.agents)
+        told = dict(next((infos[agent] for agent in acting if infos.get(agent)), {}))
+        return self._show(seen), reward, ended and not cut, cut, told
+
+    def close(self) -> None:
+        self._env.close()
+
+    def render(self) -> Any:
+        return self._env.render()  # type: ignore[attr-defined]
+
+    def _show(self, seen: Mapping[str, Any]) -> dict[str, Any]:
+        there = [agent in self._env.agents for agent in self.agents]
+        masks = np.zeros((len(self.agents), self._n), np.int8)
+        masks[:, 0] = 1  # of those who are not there
+        shown = []
+        for number, agent in enumerate(self.agents):
+            one: Any = self._nothing
+            if there[number]:
+                if agent not in seen:
+                    raise EnvError(f"{self._name} shows nothing to agent {agent!r}, which takes part")
+                one = self._shown.of(agent, seen[agent])
+                masks[number] = one[MASK] if self._masked else 1
+            shown.append(one)
+        observation = {AGENTS: _stacked(self._each, shown), THERE: np.array(there, np.int8), MASK: masks.reshape(-1)}
+        return {**observation, STATE: self._env.state()} if self._state else observation  # type: ignore[attr-defined]
+
+
+def _stacked(space: gym.Space[Any], values: Sequence[Any]) -> Any:
+    """What k agents see as the batch of their space has it."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _stacked(inner, [value[key] for value in values]) for key, inner in space.spaces.items()}
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _zeros(space: gym.Space[Any]) -> Any:
+    """What somebody sees who is not there."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _zeros(inner) for key, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Discrete):
+        return np.int64(space.start)
+    if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype)
+    raise EnvError(f"a team's agents see boxes, numbers and dictionaries of them, not {space}")

@@ -1,0 +1,133 @@
+"""Values of a team: what each agent's action is worth, and how these make up what all of them are worth together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu
+
+from apexrl.networks.encoders import PLAIN, LayerChoice, VectorEncoder
+from apexrl.networks.q_network import QNetwork
+from apexrl.spec import ACTION_MASK, PRESENT, ActionSpec, EnvSpec, is_state, is_team
+
+Mixer = Literal["sum", "monotonic"]
+
+
+class Sum(nn.Module):
+    """Q = Σ_i Q_i. Sunehag et al. 2018 (VDN, arXiv 1706.05296), equation 3."""
+
+    def forward(self, values: Tensor, state: Tensor) -> Tensor:
+        """[B, k] -> [B]."""
+        return values.sum(dim=1)
+
+
+class Monotonic(nn.Module):
+    """Q = |w2(s)|·ELU(|W1(s)|·q + b1(s)) + b2(s), which grows with every Q_i: so the best action of each agent is part
+    of the best of all. Rashid et al. 2018 (QMIX, arXiv 1803.11485), section 4.1 and figure 2: W1, b1 and w2 are linear
+    in the state, b2 has a hidden layer of ReLUs.
+
+    Args:
+        agents: k.
+        inputs: of the state.
+        units: of the mixing network's hidden layer, and of that of b2.
+    """
+
+    def __init__(self, agents: int, inputs: int, units: int) -> None:
+        super().__init__()
+        self.weights_in, self.bias_in = nn.Linear(inputs, agents * units), nn.Linear(inputs, units)
+        self.weights_out = nn.Linear(inputs, units)
+        self.bias_out = nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, 1))
+
+    def forward(self, values: Tensor, state: Tensor) -> Tensor:
+        """[B, k] and the state [B, inputs] -> [B]."""
+        weights = self.weights_in(state).abs().view(-1, values.shape[1], self.weights_out.out_features)
+        hidden = elu(torch.bmm(values.unsqueeze(1), weights).squeeze(1) + self.bias_in(state))
+        mixed: Tensor = (hidden * self.weights_out(state).abs()).sum(dim=1) + self.bias_out(state).squeeze(1)
+        return mixed
+
+
+class TeamValues(nn.Module):
+    """Q_i(o_i, ·) of k agents, by one network for all of them, and what they make up.
+
+    Where observations are no team's (``envs.team``), every one of several choices is an agent that sees everything.
+
+    Args:
+        spec: the environment, with a choice of actions for each agent.
+        hidden: units of the layers for vectors.
+        mixer: how values make up one.
+        units: of the monotonic mixing network.
+        image_units, network, choice: as ``QNetwork``.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        hidden: Sequence[int],
+        mixer: Mixer,
+        units: int,
+        image_units: int = 512,
+        network: str = "",
+        choice: LayerChoice = PLAIN,
+    ) -> None:
+        super().__init__()
+        choices = spec.action.choices
+        self._agents, self._most, self._stacked = len(choices), max(choices), spec.stack > 1
+        self._seen = [name for name in spec.observation if is_team(name)]
+        n = self._most if self._seen else self._agents * self._most
+        self.q = QNetwork(
+            _of_one(spec, self._seen, n), hidden, False, image_units=image_units, network=network, choice=choice
+        )
+        self.mixer: nn.Module = Sum()
+        self.state = nn.ModuleDict()  # makes vectors of what the mixer sees
+        if mixer == "monotonic":
+            inputs = 0
+            for name in _state(spec):
+                encoder = VectorEncoder(spec.observation[name], spec.stack, spec.categories.get(name, 0), ())
+                self.state[_key(name)] = encoder
+                inputs += encoder.features
+            self.mixer = Monotonic(self._agents, max(1, inputs), units)
+        self._names = {_key(name): name for name in spec.observation}
+
+    def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """Q_i of every action, [B, k, n]; n is that of the agent with the most."""
+        if not self._seen:
+            z: Tensor = self.q(observation)
+        else:
+            axis = 2 if self._stacked else 1
+            z = self.q({name: observation[name].movedim(axis, 1).flatten(0, 1) for name in self._seen})
+        return z.view(-1, self._agents, self._most)
+
+    def together(self, values: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+        """Q [B] of what the agents chose, Q_i [B, k]. Who is not there counts as 0."""
+        if PRESENT in observation:
+            there = observation[PRESENT]
+            values = values * (there[:, -1] if self._stacked else there).to(values.dtype)
+        parts = [encoder.flatten(observation[self._names[key]]) for key, encoder in self.state.items()]  # type: ignore[operator]
+        state = torch.cat(parts, dim=1) if parts else values.new_ones((len(values), 1))
+        mixed: Tensor = self.mixer(values, state)
+        return mixed
+
+
+def _of_one(spec: EnvSpec, seen: Sequence[str], n: int) -> EnvSpec:
+    """What the network of values sees: one agent's part of a team's observation, or all of another."""
+    if not seen:
+        return replace(spec, action=ActionSpec(n=n))
+    fields = {name: replace(spec.observation[name], shape=spec.observation[name].shape[1:]) for name in seen}
+    kept = {name: count for name, count in spec.categories.items() if name in fields}
+    return EnvSpec(fields, ActionSpec(n=n), spec.stack, kept)
+
+
+def _state(spec: EnvSpec) -> list[str]:
+    """What a mixer sees: the state of the environment; else all that is no image, and of the same length always."""
+    told = [name for name in spec.observation if is_state(name)]
+    all_else = [name for name in spec.observation if name not in (ACTION_MASK, PRESENT)]
+    return told or [name for name in all_else if not (spec.is_image(name) or spec.varies(name))]
+
+
+def _key(name: str) -> str:
+    """A name that may be part of a parameter's."""
+    return name.replace("/", ":").replace(".", ",")

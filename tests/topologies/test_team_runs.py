@@ -1,0 +1,59 @@
+"""Teams as one learner's, in whole runs: what VDN and QMIX make of the two-step game, wherever they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent_toys
+from apexrl.agents import with_agent
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.errors import ConfigError, EnvError
+from apexrl.launch import launch
+from apexrl.topologies.validation import validate
+
+GAME = "apexrl.envs.team_games:parallel_env"
+
+
+def run(topology: str, agent: str, out: Path, **changes: Any) -> Config:
+    """Actions are uniformly random throughout, as in the paper."""
+    return override(
+        with_agent(Config(topology=topology), agent),
+        {
+            "env": GAME, "serial": True, "out": str(out), "name": "run", "hidden": (64,), "actors": 1,
+            "envs_per_actor": 8, "epsilon": 1.0, "env_steps": 6_000, "min_size": 200, "capacity": 5_000,
+            "batch_size": 32, "updates_per_step": 0.25, "learning_rate": 2e-3, "gradient_clip": 10.0,
+            "target_period_updates": 50, "gamma": 0.99, "eval_episodes": 2, "eval_period_seconds": 1e6,
+            "learner_threads": 1, "show_state": True, "seed": 1, **changes,
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("agent", "best"), [("vdn", 7.0), ("qmix", 8.0)])
+def test_a_sum_earns_seven_and_a_monotonic_mixture_eight(agent: str, best: float, tmp_path: Path) -> None:
+    """Rashid et al. 2018, section 5.1 and table 1."""
+    assert launch(run("apex", agent, tmp_path), [])["last_weights_return"] == best
+
+
+@pytest.mark.parametrize("topology", ["seed", "gorila"])
+def test_they_run_wherever_transitions_do(topology: str, tmp_path: Path) -> None:
+    small = {"env_steps": 400, "updates_per_step": 0.0, "learners": 1, "n_step": 2, "show_agent": True}
+    small |= {"alpha": 0.6, "normalize_observations": topology == "seed", "show_state": False}
+    assert launch(run(topology, "qmix", tmp_path, **small), [])["updates"] > 0
+
+
+def test_any_agent_may_learn_a_team(tmp_path: Path) -> None:
+    summary = launch(run("apex", "dqn", tmp_path, team=True, env_steps=2_000, learning_rate=1e-3), [])
+    assert summary["last_weights_return"] >= 7.0
+
+
+def test_what_a_team_has_not_is_refused(tmp_path: Path) -> None:
+    config = run("apex", "vdn", tmp_path, learned_agents=("first",))
+    with pytest.raises(ConfigError, match="--learned-agents means nothing with --team"):
+        validate(config, ["learned_agents"])
+    with pytest.raises(EnvError, match="take turns"):
+        launch(run("apex", "vdn", tmp_path, env="apexrl.envs.board_games:env", show_state=False), [])
+    assert agent_toys.parallel_env
