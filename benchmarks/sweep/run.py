@@ -1,7 +1,7 @@
 """Does a sweep that is killed three times end with all its trials, and with settings as good as the preset's?
 
     python benchmarks/sweep/run.py                  # 30 trials of CartPole, and two times five runs; half an hour
-    python benchmarks/sweep/run.py --seeds 1        # one run a trial: luck chooses as much as the settings
+    python benchmarks/sweep/run.py --seeds 1        # one run a trial: luck chooses as much as settings do
 
 ``apexrl sweep cartpole --objective area`` is killed with SIGKILL after a sixth, a half and five sixths of the trials
 have begun, each time in the middle of a trial that has a checkpoint: first the sweep, then the sweep and the trial,
@@ -116,9 +116,10 @@ def main() -> None:
     areas = {name: mean(one["area"] for one in each) for name, each in results.items()}
     whole = len(trials) == options.trials and not {"running", "waiting"} & set(states)
     verdict = "passed" if whole and areas["best trial"] >= areas["preset"] else "FAILED"
+    told = f"{len(trials)} trials of {options.trials} ({counts}), up to {options.seeds} runs each"
     lines = [
         f"{report.machine()}; {report.versions('apexrl', 'optuna', 'torch', 'gymnasium')}.",
-        f"{len(trials)} trials of {options.trials} ({counts}), up to {options.seeds} runs each, in {minutes:.0f} minutes. Killed: {'; '.join(killed)}.",
+        f"{told}, in {minutes:.0f} minutes. Killed: {'; '.join(killed)}.",
         f"Five fresh seeds, {options.env_steps:,} steps each: {verdict}.",
         report.table(["settings", "mean height of the curve", "final return, fresh seeds"], rows),
     ]

@@ -133,4 +133,5 @@ def test_noise_begins_where_a_state_holds_none_of_it() -> None:
     begun, _ = noise.normal(3, None, np.random.default_rng(0))
     found, after = noise.normal(3, {"lstm_h": np.ones((3, 4), np.float32)}, np.random.default_rng(0))
     assert np.array_equal(found, begun)
-    assert after is not None and set(after) == {LEVELS}
+    assert after is not None
+    assert set(after) == {LEVELS}
