@@ -84,10 +84,12 @@ $(RELEASE): | $(BIN)/python
 wheels: $(RELEASE)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py $(ARGS)
 
-# apexrl[train] from the wheel for this Python, in a new environment without a compiler, and CartPole trained there.
+# apexrl[train] from the wheel for this Python, in a new environment without a compiler, and CartPole trained there; then
+# the same in a notebook.
 test-wheel: $(RELEASE)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py $(BIN)/python
 	$(BIN)/python tools/first_curve.py
+	$(BIN)/python tools/first_curve.py --notebook
 
 # The release workflow against GitHub's schema, and for what an attacker could use.
 check-release: $(RELEASE)

@@ -1,6 +1,7 @@
 """Does a sweep that is killed three times end with all its trials, and with settings as good as the preset's?
 
     python benchmarks/sweep/run.py                  # 30 trials of CartPole, and two times five runs; half an hour
+    python benchmarks/sweep/run.py --seeds 1        # one run a trial: luck chooses as much as settings do
 
 ``apexrl sweep cartpole --objective area`` is killed with SIGKILL after a sixth, a half and five sixths of the trials
 have begun, each time in the middle of a trial that has a checkpoint: first the sweep, then the sweep and the trial,
@@ -39,7 +40,8 @@ FRESH = range(101, 106)
 def sweep(folder: Path, options: argparse.Namespace) -> list[str]:
     """Run it to its end; returns what was killed, in words."""
     command = [sys.executable, "-m", "apexrl.cli", "sweep", "cartpole", "--study", str(folder), "--objective", "area"]
-    command += ["--trials", str(options.trials), "--env-steps", str(options.env_steps), "--checkpoint-seconds", "2"]
+    command += ["--trials", str(options.trials), "--seeds", str(options.seeds)]
+    command += ["--env-steps", str(options.env_steps), "--checkpoint-seconds", "2"]
     process = subprocess.Popen(command)
     killed = []
     for share, its_sweep, its_trial in KILLS:
@@ -62,7 +64,7 @@ def running_trial(folder: Path, least: int) -> Path:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for run in folder.glob("trial-*"):
-            begun = int(run.name.partition("-")[2]) >= least and not (run / "summary.json").exists()
+            begun = int(run.name.split("-")[1]) >= least and not (run / "summary.json").exists()
             if begun and list((run / "checkpoints").glob("generation-*.safetensors")):
                 return run
         time.sleep(0.02)
@@ -86,6 +88,7 @@ def trained(start: str, name: str, seed: int, env_steps: int) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of a trial, whose mean counts (default: 3)")
     parser.add_argument("--env-steps", type=int, default=40_000, help="of each run (default: 40000)")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
     options = parser.parse_args()
@@ -113,9 +116,10 @@ def main() -> None:
     areas = {name: mean(one["area"] for one in each) for name, each in results.items()}
     whole = len(trials) == options.trials and not {"running", "waiting"} & set(states)
     verdict = "passed" if whole and areas["best trial"] >= areas["preset"] else "FAILED"
+    told = f"{len(trials)} trials of {options.trials} ({counts}), up to {options.seeds} runs each"
     lines = [
         f"{report.machine()}; {report.versions('apexrl', 'optuna', 'torch', 'gymnasium')}.",
-        f"{len(trials)} trials of {options.trials} ({counts}) in {minutes:.0f} minutes. Killed: {'; '.join(killed)}.",
+        f"{told}, in {minutes:.0f} minutes. Killed: {'; '.join(killed)}.",
         f"Five fresh seeds, {options.env_steps:,} steps each: {verdict}.",
         report.table(["settings", "mean height of the curve", "final return, fresh seeds"], rows),
     ]

@@ -126,3 +126,12 @@ def test_a_policy_with_memory_carries_both() -> None:
         assert second.extras.keys() == recorded(agent).keys()
     finally:
         game.close()
+
+
+def test_noise_begins_where_a_state_holds_none_of_it() -> None:
+    noise = ActingNoise(2, pink=True)
+    begun, _ = noise.normal(3, None, np.random.default_rng(0))
+    found, after = noise.normal(3, {"lstm_h": np.ones((3, 4), np.float32)}, np.random.default_rng(0))
+    assert np.array_equal(found, begun)
+    assert after is not None
+    assert set(after) == {LEVELS}

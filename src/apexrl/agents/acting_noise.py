@@ -57,7 +57,7 @@ class ActingNoise:
         if not self._pink:
             return rng.standard_normal((rows, self.size), np.float32), state
         fresh = rng.standard_normal((rows, len(TIMES), self.size), np.float32)
-        if state is not None:
+        if state is not None and LEVELS in state:  # a memory's state alone, of a greedy step, has no noise before it
             before = state[LEVELS]
             kept = np.where(before.any(axis=(1, 2), keepdims=True), _KEPT, np.float32(0))  # all zero: an episode begins
             fresh = kept * before + np.sqrt(1.0 - kept * kept) * fresh

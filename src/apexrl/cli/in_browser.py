@@ -23,6 +23,7 @@ def dashboard(words: list[str]) -> int:
     from apexrl.dashboard.answers import Answers
     from apexrl.dashboard.run_index import RunIndex
 
+    os.nice(10)  # training goes first
     return _serve(Answers(RunIndex(wanted.runs)), wanted.address, wanted.token_file)
 
 

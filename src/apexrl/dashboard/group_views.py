@@ -72,7 +72,8 @@ def _group(key: tuple[str, ...], runs: Sequence[RunFiles], by: Sequence[str], me
         x, y = mean_line(list(lines.values()))
         mean = {"x": _plain(x), "mean": _plain(y)}
     return {
-        "label": ", ".join(key) if by else "all runs",
+        "label": ", ".join(value if name in _WHO else f"{name} {value}" for name, value in zip(by, key, strict=True))
+        or "all runs",
         "runs": [run.name for run in runs],
         "mean": mean,
         "lines": {name: [_plain(x), _plain(y)] for name, (x, y) in lines.items()},

@@ -28,7 +28,8 @@ def write_report(paths: Sequence[str | Path], out: Path) -> Path:
     """
     runs = _named(run for path in paths for run in RunIndex(path).runs().values())
     if not runs:
-        raise ConfigError(f"there is no run in {', '.join(map(str, paths))}: give run folders, such as runs/NAME")
+        where = f" in {', '.join(map(str, paths))}" if paths else ""
+        raise ConfigError(f"there is no run{where}: give run folders, such as runs/NAME")
     title = f"{len(runs)} runs" if len(runs) > 1 else next(iter(runs.values())).name
     text = page.in_one_file(dict(_answers(runs)), f"{title}, {datetime.now():%d %B %Y, %H:%M}")
     out = out.expanduser()
