@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from benchmarks.lib import report
 
-TWO_STEPS = "--env apexrl.envs.team_games:parallel_env --show-state --epsilon 1 --updates-per-step 0.25"
+TWO_STEPS = "--env apexrl.envs.team_games:parallel_env --show-state --epsilon 1"
 SPREAD = "--env mpe2.simple_spread_v3:parallel_env --show-state --show-agent"
 BOARD = "--env apexrl.envs.board_games:env --agent dueling_dqn --env-kwargs game"
 
@@ -43,8 +43,8 @@ class Row:
 
 
 ROWS = (
-    Row("two-step, VDN", f"--agent vdn {TWO_STEPS}", 20_000, (1, 2, 3, 4, 5), best="7 (Rashid et al. 2018)"),
-    Row("two-step, QMIX", f"--agent qmix {TWO_STEPS}", 20_000, (1, 2, 3, 4, 5), best="8 (the same)"),
+    Row("two-step, VDN", f"--agent vdn {TWO_STEPS}", 10_000, (1, 2, 3, 4, 5), best="7 (Rashid et al. 2018)"),
+    Row("two-step, QMIX", f"--agent qmix {TWO_STEPS}", 10_000, (1, 2, 3, 4, 5), best="8 (the same)"),
     Row("simple-spread, PPO", f"--agent ppo --topology impala {SPREAD}", 1_000_000, package="mpe2"),
     Row("simple-spread, MAPPO", f"--agent ppo --topology impala {SPREAD} --central-value", 1_000_000, package="mpe2"),
     Row("simple-spread, VDN", f"--agent vdn {SPREAD} --exploration-steps 50000", 330_000, package="mpe2"),

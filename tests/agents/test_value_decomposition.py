@@ -73,6 +73,16 @@ def test_its_target_is_that_of_each_agents_best_possible_action(name: str, doubl
     assert float(found.loss.detach()) == pytest.approx(float((batch.weights.numpy() * 0.5 * delta**2).mean()), rel=1e-4)
 
 
+def test_who_is_there_is_not_scaled() -> None:
+    """Of agents that never end, a scaled flag would be 0, and so would their values."""
+    agent, rng = made("vdn", normalize_observations=True), np.random.default_rng(4)
+    batch, now, _ = batch_of(rng)
+    for _ in range(3):
+        agent.update(batch)
+    told = {name: torch.from_numpy(value) for name, value in now.items()}
+    assert torch.equal(agent._normalizer.observation(told)[PRESENT], told[PRESENT])
+
+
 def test_each_agent_explores_by_itself_and_takes_possible_actions() -> None:
     agent, observations = made("vdn"), seen(np.random.default_rng(1), 2000)
     masks = observations[ACTION_MASK].reshape(-1, K, N)

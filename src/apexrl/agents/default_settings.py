@@ -77,7 +77,12 @@ _Q_LARGE_IMAGES: Settings = FAST_IMAGES | {
     "envs_per_actor": 8,
     "pull_period": 50,
 }
+# The papers scale nothing, and add squared errors. In QMIX's two-step game the mixture did not learn from scaled
+# observations and returns.
+_TEAMS: Settings = {"n_step": 1, "huber": 0.0, "normalize_observations": False, "normalize_returns": False}
 _Q_OWN: Mapping[str, Settings] = {
+    "vdn": _TEAMS,
+    "qmix": _TEAMS,
     "c51": CATEGORIES,
     "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
     "iqn": {"quantile_samples": 8, "batch_size": 64},  # the paper: 8 do nearly as well; an update costs a fifth

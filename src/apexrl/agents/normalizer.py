@@ -21,7 +21,7 @@ from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError
 from apexrl.protocols import NORMALIZER
-from apexrl.spec import ACHIEVED_GOAL, DESIRED_GOAL, EnvSpec
+from apexrl.spec import ACHIEVED_GOAL, DESIRED_GOAL, PRESENT, EnvSpec
 
 GROUP = NORMALIZER
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
@@ -118,7 +118,8 @@ class ValueUnits(NamedTuple):
 class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
-    Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them.
+    Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them. So
+    does who of a team is there.
 
     Args:
         spec: the environment.
@@ -136,6 +137,7 @@ class Normalizer:
             name: field.shape
             for name, field in spec.observation.items()
             if field.dtype not in ("uint8", "bool")
+            and name != PRESENT
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
         }
         # What was achieved and what is desired are compared: one scale for both.
