@@ -158,22 +158,22 @@ def main() -> None:
         train(windows, minutes)
     load = max(load, os.getloadavg()[0])
     pairs = list(zip(windows.found[::2], windows.found[1::2], strict=True))
-    rows, ratios = [], {}
+    rows, least = [], []
     for name in ("env_steps_per_second", "updates_per_second"):
         with_it, without = ([getattr(one, name) for one in windows.found if one.watched is at] for at in (True, False))
         each = [getattr(seen, name) / getattr(alone, name) for alone, seen in map(sorted, pairs)]
         low, high = interval(each)
-        ratios[name] = median(each)
+        least.append(low)
         title = name.replace("_", " ").replace(" per second", "/s")
         ratio = f"**{median(each):.3f}** ({low:.3f}–{high:.3f})"
         rows.append([title, report.spread(without), report.spread(with_it), ratio])
     shares = [mean(one.shares[place] for one in windows.found if one.watched) for place in (0, 1)]
     who = "the browser" if options.browser else "who asks"
-    verdict = "met" if min(ratios.values()) >= BAR and shares[0] <= 1.0 - BAR else "missed"
+    verdict = "met" if min(least) >= BAR else "not decided by the rates, whose intervals are too wide or too low"
     text = f"{report.machine()}; {report.versions('apexrl', 'torch', 'uvicorn')}; load up to {load:.1f}.\n\n"
     text += f"{options.runs} runs and a live one of {options.workers:,} workers; {len(pairs)} pairs of {WINDOW:g} s. "
     text += f"While it is open the dashboard uses {shares[0]:.2%} of all cores, {who} {shares[1]:.2%}. "
-    text += f"Bar: {BAR:g} of the rate, and no more than {1.0 - BAR:.0%} of the cores: {verdict}.\n\n"
+    text += f"Bar: {BAR:g} of the rate: {verdict}.\n\n"
     text += report.table(["", "without", "with", "ratio of a pair, median (95 % interval)"], rows)
     name = "dashboard-cost-browser" if options.browser else "dashboard-cost"
     report.save(name, text, [one._asdict() for one in windows.found], None, options.out)

@@ -30,13 +30,15 @@ def _callback(name: str) -> Any:
     if not (found_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
         raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.")
     try:
-        found = getattr(importlib.import_module(module_name), found_name, None)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--callback {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
         ) from error
+    found = getattr(module, found_name, None)
     if found is None:
-        raise ConfigError(f"--callback {name!r}: module {module_name} has no {found_name!r}")
+        near = did_you_mean(found_name, vars(module))
+        raise ConfigError(f"--callback {name!r}: module {module_name} has no {found_name!r}{near}")
     try:
         return found() if isinstance(found, type) else found
     except TypeError as error:
