@@ -192,8 +192,8 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
 
 
 def step_spec_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """An agent's extra fields as JSON-able values. ``ragged`` is left out where it is false: the last release does not
-    know it, and its hosts compare these values."""
+    """An agent's extra fields as JSON-able values. ``ragged`` is left out where it is false, since 0.2: hosts of
+    adjacent releases compare these values."""
     told = {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
     for values in told.values():
         if not values["ragged"]:

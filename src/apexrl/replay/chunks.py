@@ -42,7 +42,7 @@ def schema(fields: Mapping[str, Field], **options: Any) -> bytes:
 
 
 def _schema(layout: Layout, options: Mapping[str, Any]) -> bytes:
-    # the last release knows no ragged fields, of which the last number is not 0
+    # as 0.2 describes them: only ragged fields have the last number, which is 0 of others
     columns = [column if column[-1] else column[:-1] for column in layout.native()]
     text = json.dumps([_VERSION, columns, {name: options[name] for name in _SHAPING}])
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
