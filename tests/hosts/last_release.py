@@ -9,8 +9,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMIT = "b67a5ca4426cf2d731e9a2bc480c67a4987da87f"
-"""What counts as the last release: its tag, once there is one."""
+VERSION = "0.2.0"
+COMMIT = "391afd9c37d1b88a92865d5a9d746f5677900661"
+"""Of the last release, the newest in the changelog with a date: its tag, once there is one."""
 
 
 def installed(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from signal import SIGKILL
 
 import pytest
 from host_rig import RUN, Places, wait_for
-from last_release import installed
+from last_release import VERSION, installed
 
 from apexrl import __version__
 from apexrl.run.folder import RunFolder
@@ -66,9 +66,11 @@ def start(stack: ExitStack, python: Path, folder: Path, url: str, *words: str) -
 
 
 def test_it_is_another_apexrl(last: Path) -> None:
-    where = subprocess.run([str(last), "-c", "import apexrl; print(apexrl.__file__)"], capture_output=True, text=True,
-                           check=True, env={**os.environ, "PYTHONPATH": ""}).stdout  # fmt: skip
+    asked = "import apexrl; print(apexrl.__file__, apexrl.__version__)"
+    where, version = subprocess.run([str(last), "-c", asked], capture_output=True, text=True, check=True,
+                                    env={**os.environ, "PYTHONPATH": ""}).stdout.split()  # fmt: skip
     assert where.startswith(str(last.parents[1]))
+    assert version == VERSION
 
 
 @pytest.mark.parametrize("learner", ["new", "old"])
@@ -92,18 +94,40 @@ def test_both_bring_actors_to_one_run(learner: str, last: Path, tmp_path: Path, 
     assert folder.config().preset == "cartpole"  # written by either
 
 
-def test_old_environment_workers_ask_a_new_gateway(last: Path, tmp_path: Path, stack: ExitStack) -> None:
+def test_an_upgraded_standby_goes_on_with_the_hosts_of_a_learner_that_was_not(
+    last: Path, tmp_path: Path, stack: ExitStack
+) -> None:
+    with Places("loopback", 1, tmp_path) as places:
+        out = ("--out", str(tmp_path / "runs"))
+        learner = start(stack, last, tmp_path, places.url(), "learner", "cartpole", "--run", RUN,
+                        "--checkpoint-seconds", "1", *out)  # fmt: skip
+        old = start(stack, last, tmp_path, places.url(), "actor", "--run", RUN, "--actors", "1", *out)
+        heir = places.apexrl("learner", "--standby", "--run", RUN, *out)
+        heir.says("standing by")
+        wait_for("learning", lambda: places.look().digest.updates > 1000)
+        learner.close()
+        assert [heir.finish(), old.finish()] == [0, 0], old.said
+        summary = places.summary()
+    assert "restored generation-" in heir.said
+    assert summary["stopped_by"] == "stop_at_return"
+    assert summary["hosts"]["refused"] == summary["hosts"]["missing"] == 0
+
+
+@pytest.mark.parametrize("gateway", ["new", "old"])
+def test_environment_workers_ask_the_other_release_for_actions(
+    gateway: str, last: Path, tmp_path: Path, stack: ExitStack
+) -> None:
     with Places("loopback", 0, tmp_path) as places:
         port = free_port()
         token = tmp_path / "token"
         token.write_text("a-token-of-sixteen-letters")
         words = ["train", "cartpole", "--topology", "seed", "--listen", f":{port}", "--token-file", str(token),
                  "--actors", "0", "--env-steps", "3000", "--out", str(tmp_path / "runs"), "--name", "seed"]  # fmt: skip
-        learner = places.apexrl(*words)
-        old = start(stack, last, tmp_path, "", "envs", "--connect", f"127.0.0.1:{port}", "--token-file", str(token),
-                    "--actors", "2", "--out", str(tmp_path / "old"))  # fmt: skip
-        assert learner.finish() == 0, old.said
-        assert old.finish() == 0
+        asking = ["envs", "--connect", f"127.0.0.1:{port}", "--token-file", str(token), "--actors", "2",
+                  "--out", str(tmp_path / "envs")]  # fmt: skip
+        new, old = (words, asking) if gateway == "new" else (asking, words)
+        ours, theirs = places.apexrl(*new), start(stack, last, tmp_path, "", *old)
+        assert [ours.finish(), theirs.finish()] == [0, 0], theirs.said
     assert RunFolder.open(tmp_path / "runs" / "seed").summary()["env_steps"] >= 3000
 
 

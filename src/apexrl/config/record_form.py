@@ -6,48 +6,9 @@ import tomllib
 from typing import Any, Final
 
 from apexrl.config import convert
-from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.schema import Config
 
-NEW_SETTINGS: Final = frozenset(
-    (
-        "second_moment_decay",
-        "log_format",
-        "learner_lease_seconds",
-        "averaging_timeout",
-        "vector",
-        "info_metrics",
-        "stop_without_improvement",
-        "stop_when",
-        "gradient_compression",
-        "gradient_share",
-        "averaging_transport",
-        "mask_in_info",
-        "max_sequence_length",
-        "cut_long_sequences",
-        "updates",
-        "hindsight",
-        "hindsight_share",
-        "dataset",
-        "dataset_share",
-        "cloned_value_weight",
-        "conservative_weight",
-        "conservative_actions",
-        "expectile",
-        "advantage_scale",
-        "advantage_clip",
-        "memory",
-        "compress_images",
-        "team",
-        "mixer",
-        "mixing_units",
-        "memory_layers",
-        "memory_heads",
-        "memory_context",
-        "central_value",
-        *AgentGameSettings.__dataclass_fields__,
-    )
-)
+NEW_SETTINGS: Final = frozenset(("weights_precision", "compress_images", "team", "mixer", "mixing_units"))
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them
 only where they have another value than by default; they then refuse the run."""
 

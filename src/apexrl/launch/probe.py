@@ -192,8 +192,8 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
 
 
 def step_spec_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """An agent's extra fields as JSON-able values. What the last releases do not know is left out where it is false:
-    their hosts compare these values."""
+    """An agent's extra fields as JSON-able values. ``ragged`` and ``compressed`` are left out where they are false:
+    hosts of adjacent releases compare these values."""
     told = {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
     for values in told.values():
         for name in ("ragged", "compressed"):

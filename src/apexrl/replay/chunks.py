@@ -42,7 +42,7 @@ def schema(fields: Mapping[str, Field], **options: Any) -> bytes:
 
 
 def _schema(layout: Layout, options: Mapping[str, Any]) -> bytes:
-    # older releases know no compressed fields, and no ragged ones, which the last two numbers say
+    # 0.2 knows no compressed fields, which alone have the last number; only ragged ones have the one before it
     columns = [column[: 9 if column[8] else 8 if column[7] else 7] for column in layout.native()]
     text = json.dumps([_VERSION, columns, {name: options[name] for name in _SHAPING}])
     return hashlib.blake2b(text.encode(), digest_size=8).digest()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from apexrl.config import Config
+from apexrl.config import Config, HostsConfig
 from apexrl.errors import FrameError, LinkError, OwnershipError
 from apexrl.protocols import Context
 from apexrl.roles.host_messages import HostMessages
@@ -81,7 +81,7 @@ class Intake:
         self._next_report = 0.0
         self._trouble = self._weights_trouble = ""
         self._lost = 0, 0  # messages of hosts, publications of weights
-        self._weights = UploadThread(server, keys, run_id, weights, config.hosts.compression, fence)
+        self._weights = UploadThread(server, keys, run_id, weights, config.hosts, fence)
         self._replaced = False
 
     def step(self) -> bool:
@@ -244,12 +244,15 @@ class UploadThread:
         keys: RunKeys,
         run_id: str,
         board: WeightsBoard | ShardedParameters,
-        compression: str,
+        hosts: HostsConfig,
         fence: int,
     ) -> None:
         from apexrl.links.redis.weights_channel import WeightsUploader
 
-        self._uploader = WeightsUploader(server, keys, run_id=run_id, compression=compression, fence=fence)
+        rounded = hosts.weights_precision == "bfloat16"
+        self._uploader = WeightsUploader(
+            server, keys, run_id=run_id, fence=fence, compression=hosts.compression, rounded=rounded
+        )
         self._board = board
         self._closing = False
         self._error: BaseException | None = None

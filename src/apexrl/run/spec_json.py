@@ -35,7 +35,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "categories": dict(spec.categories),
         "starts": dict(spec.starts),
     }
-    # What the last release does not know is left out where it is empty: its hosts compare environments by these values.
+    # Left out where empty, since 0.2: hosts of adjacent releases compare environments by these values.
     if spec.agents:
         found["agents"] = list(spec.agents)
     if spec.padded:

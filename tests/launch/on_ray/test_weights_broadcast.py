@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from apexrl.errors import SpecError
 from apexrl.launch.ray import weights_broadcast
 from apexrl.launch.ray.weights_broadcast import WeightsBroadcast
+from apexrl.links.rounded_weights import Rounded
 from apexrl.shared.weights_board import WeightsBoard
 
 
@@ -72,8 +73,8 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Home:
             raise answer
         return answer
 
-    def put(newest: dict[str, Any]) -> str:
-        home.put.append(int(newest["w"][0]))
+    def put(newest: Rounded) -> str:
+        home.put.append(int(newest.weights()["w"][0]))
         return f"weights {home.put[-1]}"
 
     def wait(references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:

@@ -305,6 +305,24 @@ def test_weights_come_back_as_they_were_and_can_be_written(packed: bool) -> None
             assert got[name].flags.writeable
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_rounded_weights_are_half_as_large_and_arrive_as_float32(packed: bool) -> None:
+    weights = {
+        "w": np.random.default_rng(1).standard_normal((200, 100)).astype(np.float32),
+        "b": np.full(300, 1.001, np.float32),
+        "normalizer/mean": np.full((30, 20), 1.001, np.float32),
+    }
+    data = encode_weights("run", 42, weights, packed, rounded=True)
+    assert len(data) < 0.6 * len(encode_weights("run", 42, weights, packed))
+    _, got = decode_weights(data, "run", 2**20)
+    assert list(got) == list(weights)
+    assert all(array.dtype == np.float32 and array.flags.writeable for array in got.values())
+    np.testing.assert_allclose(got["w"], weights["w"], rtol=2**-8)
+    assert np.any(got["w"] != weights["w"])
+    for name in ("b", "normalizer/mean"):
+        np.testing.assert_array_equal(got[name], weights[name])
+
+
 def test_weights_of_another_run_too_large_or_not_of_numbers_are_refused() -> None:
     data = encode_weights("run", 1, {"a": np.zeros(1000)})
     with pytest.raises(FrameError, match="another run"):
@@ -328,6 +346,8 @@ def test_weights_of_another_run_too_large_or_not_of_numbers_are_refused() -> Non
         [["a", "<f4", [-16]]],
         [["a", "<f4", [1] * 17]],
         [["a", "<f4", [33]]],
+        [["a", "bf16", [65]]],
+        [["a", "bf16 ", [16]]],
         [],
     ],
 )

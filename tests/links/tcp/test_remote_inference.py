@@ -146,7 +146,8 @@ def hello(**changes: Any) -> bytes:
     ("data", "why"),
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "begins with b'GET '"),
-        (frame(frames.OPEN, version=frames.PROTOCOLS.newest + 1), "install the same apexrl"),
+        (frame(frames.OPEN, version=frames.PROTOCOLS.newest + 1), "this one is more than one release behind"),
+        (frame(frames.REQUEST, version=frames.PROTOCOLS.newest + 1), "install the same apexrl"),
         (OPEN + frame(frames.HELLO, 2**31), "at most 4096"),
         (OPEN + frame(frames.HELLO, 0, 33), "at most 32"),
         (frame(frames.REQUEST), "did not say hello"),

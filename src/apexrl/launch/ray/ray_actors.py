@@ -166,7 +166,8 @@ class GroupMemory:
         """(learner's node) Send the weights to another group from now on; None: stop."""
         if self._distribution is None:
             assert self._weights is not None
-            self._distribution = WeightsBroadcast(self._weights, self._node)
+            rounded = self._program.config.hosts.weights_precision == "bfloat16"
+            self._distribution = WeightsBroadcast(self._weights, self._node, rounded)
             threading.Thread(target=self._keep_distributing, name="weights", daemon=True).start()
         self._distribution.groups[group] = handle
 
@@ -180,7 +181,7 @@ class GroupMemory:
         """(group) Weights that lie in the object store under the reference in ``boxed``: fetched once to this node."""
         assert isinstance(self._weights, WeightsBoard)
         if version > self._weights.version:
-            publish(self._weights, ray.get(boxed[0]), version)
+            publish(self._weights, ray.get(boxed[0]).weights(), version)
         return version
 
     def _keep_distributing(self) -> None:

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError
 
 from apexrl.errors import ClosedError, SpecError
 from apexrl.links.local.sharded_parameters import ShardedParameters
+from apexrl.links.rounded_weights import Rounded
 from apexrl.shared.weights_board import WeightsBoard
 from apexrl.spec import Array
 
@@ -42,13 +43,14 @@ class WeightsBroadcast:
     Args:
         weights: the board on the learner's node.
         node: where that is.
+        rounded: whether large matrices go to other nodes as bfloat16.
     """
 
-    def __init__(self, weights: WeightsBoard | ShardedParameters, node: str) -> None:
+    def __init__(self, weights: WeightsBoard | ShardedParameters, node: str, rounded: bool = False) -> None:
         self.groups: dict[int, Any] = {}
         """The process of each that is there; None: it has gone."""
         self._weights = weights
-        self._node = node
+        self._node, self._rounded = node, rounded
         self.refused: dict[int, str] = {}
         """Group that does not accept weights -> why. Its next generation is tried anew."""
         self._ways: dict[int, _Way] = {}
@@ -93,7 +95,7 @@ class WeightsBroadcast:
                 way.sent, way.failures = self._version, 0
         else:
             if self._reference is None:
-                self._reference = ray.put(self._newest)
+                self._reference = ray.put(Rounded.of(self._newest, self._rounded))
             way.pending = handle.weights.remote(self._version, [self._reference])
             way.sent = self._version
 

@@ -78,7 +78,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     )
     """The newest that its learner takes; unset: ``protocol``."""
     signature: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$", max_length=64)] = ""
-    """By ``signing.sign``, without what hosts of the last release do not know; empty: its learner has no token."""
+    """By ``signing.sign``, as in 0.2 without ``learners_refused`` and ``learners_gateway``; empty: its learner has no
+    token."""
     whole_signature: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | msgspec.UnsetType = msgspec.UNSET
     """The same of everything, where there is a ``learners_gateway``."""
 

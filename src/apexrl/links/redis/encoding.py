@@ -22,6 +22,7 @@ from apexrl import _native
 from apexrl._native import ChunkHeads
 from apexrl.errors import ConfigError, FrameError
 from apexrl.links.redis.checked_values import MOST_SEQUENCE, PROTOCOLS
+from apexrl.links.rounded_weights import lengthened, may_round, shortened
 from apexrl.protocols import Arrays
 from apexrl.spec import Array
 
@@ -41,6 +42,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(min_length=1, max_length=100)]
 Total = Annotated[int, Meta(ge=0, le=2**50)]  # sums of many stay far below 2^63
 _DTYPE = r"\A(\|[biu]1|<[iuf][248])\Z"
+_HALVES = "bf16"  # upper halves of float32, in the place of a dtype
 
 
 class FrameHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -66,7 +68,7 @@ class Frame(NamedTuple):
 
 class _ArrayHead(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     name: Annotated[str, Meta(max_length=1000)]
-    dtype: Annotated[str, Meta(pattern=_DTYPE)]
+    dtype: Annotated[str, Meta(pattern=rf"{_DTYPE}|\A{_HALVES}\Z")]
     shape: Annotated[list[Count], Meta(max_length=16)]
 
 
@@ -122,8 +124,11 @@ def decode_frame(data: bytes, run_id: str, schema: bytes, most_bytes: int = MOST
     return Frame(head, heads, rest.body(f"of member {member}") if rest.packed else rest.wire)
 
 
-def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = False) -> bytes:
+def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = False, rounded: bool = False) -> bytes:
     """Encode all arrays of one version.
+
+    Args:
+        rounded: large matrices travel as bfloat16, and arrive as float32.
 
     Raises:
         FrameError: an array is not of plain numbers (bool, int, uint, float).
@@ -135,7 +140,9 @@ def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = Fa
         array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         if not re.fullmatch(_DTYPE, array.dtype.str):
             raise FrameError(f"weights {name!r} are {array.dtype}, which does not travel")
-        heads.append(_ArrayHead(name, array.dtype.str, shape))
+        halves = rounded and may_round(name, array)
+        heads.append(_ArrayHead(name, _HALVES if halves else array.dtype.str, shape))
+        array = shortened(array) if halves else array
         parts.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
         parts.append(bytes(-array.nbytes % _ALIGNED))
     return b"".join(
@@ -144,8 +151,8 @@ def encode_weights(run_id: str, version: int, weights: Arrays, packed: bool = Fa
 
 
 def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tuple[int, dict[str, Array]]:
-    """(version, arrays) of `encode_weights`. The arrays are views of ``data``, or copies if it is read-only or
-    packed.
+    """(version, arrays) of `encode_weights`. The arrays are views of ``data``, or copies if it is read-only or packed,
+    or they were rounded.
 
     Raises:
         FrameError: ``data`` is anything else.
@@ -156,7 +163,7 @@ def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tup
         raise FrameError(f"the weights belong to another run ({head.run_id!r})")
     sizes = []
     for one in head.arrays:
-        nbytes = np.dtype(one.dtype).itemsize
+        nbytes = np.dtype(_stored(one.dtype)).itemsize
         for length in one.shape:  # Python's integers: no product is too large
             nbytes *= length
         sizes.append(nbytes)
@@ -168,7 +175,9 @@ def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tup
     arrays: dict[str, Array] = {}
     begin = 0
     for one, nbytes in zip(head.arrays, sizes, strict=True):
-        array = np.frombuffer(body[begin : begin + nbytes], dtype=one.dtype) if nbytes else np.empty(0, one.dtype)
+        dtype = _stored(one.dtype)
+        array = np.frombuffer(body[begin : begin + nbytes], dtype) if nbytes else np.empty(0, dtype)
+        array = lengthened(array) if one.dtype == _HALVES else array
         try:
             arrays[one.name] = array.reshape(one.shape)
         except (ValueError, OverflowError) as error:  # more dimensions, or an empty array larger, than NumPy has
@@ -177,6 +186,10 @@ def decode_weights(data: bytes | bytearray, run_id: str, most_bytes: int) -> tup
     if len(arrays) != len(head.arrays):
         raise FrameError("two arrays of the weights have the same name")
     return head.version, arrays
+
+
+def _stored(dtype: str) -> str:
+    return "<u2" if dtype == _HALVES else dtype
 
 
 _ALIGNED: Final = 64

@@ -59,7 +59,7 @@ def _signature(record: RunRecord, token: str, whole: bool = False) -> str:
     if len(token) < LEAST_TOKEN:
         raise ConfigError(f"the token has {len(token)} characters; at least {LEAST_TOKEN} keep others out")
     record = msgspec.structs.replace(record, signature="", whole_signature=msgspec.UNSET)
-    if not whole:  # hosts of the last release do not know these, and would sign without them
+    if not whole:  # as 0.2 signs, since 0.1 did not know these
         record = msgspec.structs.replace(record, learners_refused=msgspec.UNSET, learners_gateway=msgspec.UNSET)
     said = encode(record)
     return hmac.new(token.encode(), _PURPOSE + said, hashlib.sha256).hexdigest()

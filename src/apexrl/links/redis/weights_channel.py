@@ -98,13 +98,21 @@ class WeightsUploader:
         run_id: weights of other runs under these keys are replaced.
         fence: the ``taken`` of the `LearnerLease` that this works for; 0: no fence.
         compression: ``none`` or ``zlib``.
+        rounded: whether large matrices travel as bfloat16.
     """
 
     def __init__(
-        self, server: Server, keys: RunKeys, *, run_id: str, fence: int = 0, compression: str = "none"
+        self,
+        server: Server,
+        keys: RunKeys,
+        *,
+        run_id: str,
+        fence: int = 0,
+        compression: str = "none",
+        rounded: bool = False,
     ) -> None:
         self._server, self._keys, self._run_id, self._fence = server, keys, run_id, fence
-        self._packed = packing(compression)
+        self._packed, self._rounded = packing(compression), rounded
         self._pipe: Pipe | None = None
         self._unshown: list[str] = []  # parts on the server without a head
         self._held_since: float | None = None  # monotonic seconds
@@ -148,7 +156,7 @@ class WeightsUploader:
         before = self._tidy(pipe, old, version)
         if before is None:
             return False
-        blob = memoryview(encode_weights(self._run_id, version, weights, self._packed))
+        blob = memoryview(encode_weights(self._run_id, version, weights, self._packed, self._rounded))
         if len(blob) > MOST_BYTES:
             raise FrameError(f"weights of {len(blob)} bytes are more than {MOST_BYTES} and do not travel")
         part_bytes = min(PART_BYTES, pipe.facts.most_bulk)

@@ -13,7 +13,7 @@ from apexrl.errors import ExhaustedError, FrameError, LinkError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.gateway_messages import Beat, Join, Joined, Leave, Orders, Record, Report, receive_any, send
-from apexrl.links.tcp.handshake import SEVERAL, Caller, welcome
+from apexrl.links.tcp.handshake import Caller, welcome
 from apexrl.run.episode_metrics import Spread, Spreads, told_spreads
 from apexrl.run.status import Level
 
@@ -121,8 +121,6 @@ class ConnectedHosts:
         hello = caller.hello
         if self._record is None:
             raise LinkError("this run has no slots for other hosts")
-        if self._record.brings != "environments" and peer.protocol < SEVERAL:
-            raise LinkError(f"this run takes gradients, of hosts that speak protocol {SEVERAL}: upgrade apexrl there")
         with self._lock:
             if self._finished:
                 raise LinkError("this run has ended")
@@ -182,7 +180,7 @@ class ConnectedHosts:
                     name = printable(f"{message.host}:{message.pid}")
                     send(peer, self._join(message, member, name))
                 elif isinstance(message, Beat):
-                    send(peer, self._beat(message, member, name, peer.protocol >= SEVERAL))
+                    send(peer, self._beat(message, member, name))
                 elif isinstance(message, Leave):
                     self._leases.leave(member)
                     left = True
@@ -215,7 +213,7 @@ class ConnectedHosts:
         self._tell(f"host {name} has joined with slots {_listed(slots)}", "info")
         return Joined(slots)
 
-    def _beat(self, beat: Beat, member: str, name: str, changes: bool) -> Orders:
+    def _beat(self, beat: Beat, member: str, name: str) -> Orders:
         if len(beat.returns) != len(beat.lengths):
             raise FrameError("a beat has as many returns as lengths of episodes")
         with self._lock:
@@ -228,8 +226,7 @@ class ConnectedHosts:
             for level, text in beat.texts:
                 self._tell(f"{name}: {_plain(text)}", level)
         mine = self._leases.renew(member)
-        change = self.env_change if changes else b""
-        return Orders(beat.number, finished, len(mine) < beat.slots, self.env_steps, change)
+        return Orders(beat.number, finished, len(mine) < beat.slots, self.env_steps, self.env_change)
 
 
 def _plain(text: str) -> str:

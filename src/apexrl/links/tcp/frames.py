@@ -40,8 +40,8 @@ except ImportError:
 else:
     HAS_GMAC = True
 
-PROTOCOLS: Final = Protocols(3, 4)
-"""Of connections: 4 has gradients and parameters, 3 is what the release before spoke."""
+PROTOCOLS: Final = Protocols(4, 4)
+"""Of connections. ``least`` is the newest that the release before spoke."""
 _COLUMNS: Final = 3  # number of the layout of requests and replies, unchanged since that protocol
 HELLO, WELCOME, REFUSED, REQUEST, REPLY, CHALLENGE, PING, PONG, MESSAGE, OPEN = range(1, 11)
 GRADIENT, SLICE, SETTLED = range(11, 14)
@@ -187,7 +187,8 @@ class Connection:
         if magic != _MAGIC:
             raise self._wrong(f"a frame begins with {magic!r}, not {_MAGIC!r}")
         taken = Protocols(self.protocol, self.protocol) if self._agreed else PROTOCOLS
-        if not taken.least <= version <= taken.newest:
+        opens = kind == OPEN and not self._agreed  # of any protocol: it names those that the caller speaks
+        if not (opens or taken.least <= version <= taken.newest):
             raise self._wrong(
                 f"a frame is of protocol {version}, and this side speaks {taken}: install the same apexrl on both hosts"
             )

@@ -115,8 +115,7 @@ class Beat(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=T
         dict[Annotated[str, Meta(min_length=1, max_length=MOST_CHARACTERS)], tuple[_Count, float, float, float]],
         Meta(max_length=MOST_NAMES),
     ] = {}
-    """What environments told of these episodes (``run.episode_metrics.Spread``); nothing for a learner of the release
-    before."""
+    """What environments told of these episodes (``run.episode_metrics.Spread``)."""
 
 
 class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -131,8 +130,7 @@ class Orders(msgspec.Struct, tag=True, forbid_unknown_fields=True, omit_defaults
     env_steps: _Count = 0
     """Of the whole run."""
     env_change: Annotated[bytes, Meta(max_length=MOST_BYTES)] = b""
-    """Settings of environments that callbacks have changed (``run.env_changes``); nothing for a host of the release
-    before."""
+    """Settings of environments that callbacks have changed (``run.env_changes``)."""
 
 
 class Leave(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -151,7 +149,7 @@ def send(peer: frames.Connection, message: Message | Record) -> None:
 
 
 def _told(record: Record) -> dict[str, Any]:
-    """Its fields but those with their default values: some of them hosts of the last release do not know. (msgspec's
+    """Its fields but those with their default values: hosts of the release before need not know new ones. (msgspec's
     own ``omit_defaults`` compares texts by identity, which a record that came from another process has lost.)"""
     usual = {field.name: field.default for field in msgspec.structs.fields(Record)} | {"step_spec": {}, "splits": []}
     return {name: value for name, value in msgspec.structs.asdict(record).items() if value != usual[name]}

@@ -3,8 +3,8 @@
     OPEN, with or without TLS  →  CHALLENGE, random bytes  →  HELLO, identity + random bytes, proof  →  WELCOME, proof
                                                                       or REFUSED, reason (+ proof, of another run)
 
-OPEN is a frame of the least protocol that the caller speaks, and names the newest (one of protocol 3 names none). The
-challenge is a frame of the newest that both speak, and so is all that follows.
+OPEN is a frame of the least protocol that the caller speaks, and names the newest (one of protocol 3 names none); it
+looks the same in all protocols. The challenge is a frame of the newest that both speak, and so is all that follows.
 
 A proof is the HMAC of the challenge and the whole hello under the token, which itself is never sent. The two keys for
 the codes of later frames are derived in the same way, unless TLS is used. A refusal may come from any peer: its text is
@@ -38,8 +38,6 @@ HOST: Final = -1
 """Instead of a worker's number: the caller is a host."""
 MOST_SLOTS: Final = 256
 """Of one connection."""
-SEVERAL: Final = 4
-"""The first protocol with several workers on one connection, which bring gradients."""
 
 _NONCE_BYTES = _PROOF_BYTES = 32
 _MOST_WHY = 400  # characters of a refusal
@@ -64,14 +62,6 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """It supports GMAC."""
     also: Annotated[list[_Lease], Meta(max_length=MOST_SLOTS - 1)] = []
     """(slot, generation of its lease) of further workers that it stands for."""
-
-    def encoded(self, protocol: int) -> bytes:
-        """For a gateway that speaks ``protocol``. LinkError: that knows nothing of further workers."""
-        if protocol >= SEVERAL:
-            return msgspec.msgpack.encode(self)
-        if self.also:
-            raise LinkError(f"the gateway speaks protocol {protocol}: workers that bring gradients need {SEVERAL}")
-        return msgspec.msgpack.encode(msgspec.structs.astuple(self)[:-1])
 
     @property
     def leases(self) -> dict[int, int]:
@@ -182,7 +172,7 @@ def _say_hello(peer: frames.Connection, where: str, token: str, hello: Hello) ->
     if begun.kind != frames.CHALLENGE or len(begun.text) != _NONCE_BYTES:
         raise FrameError(f"what answers at {where} is no gateway")
     peer.agree(peer.heard)
-    said = hello.encoded(peer.protocol)
+    said = msgspec.msgpack.encode(hello)
     secret = _Secret(token, begun.text + said)
     peer.send(frames.HELLO, head=said, body=secret.proof(b"worker"))
     answer = _answer(peer, where, hello, secret)

@@ -12,7 +12,7 @@ from apexrl.errors import ExhaustedError
 from apexrl.links.printable import printable
 from apexrl.links.tcp import frames
 from apexrl.links.tcp import gateway_messages as messages
-from apexrl.links.tcp.handshake import HOST, SEVERAL, UnreachableError, enter
+from apexrl.links.tcp.handshake import HOST, UnreachableError, enter
 from apexrl.links.tcp.slot_leases import Lease
 from apexrl.links.tcp.tls import ClientTls
 
@@ -108,8 +108,7 @@ class HostConnection:
             return told
         self._number += not again
         said = (list(returns), list(lengths), list(texts), dict(counts), list(reports))
-        told_of = dict(metrics) if self._peer is not None and self._peer.protocol >= SEVERAL else {}
-        beat = messages.Beat(self._number, *said, restarts, len(self.leases), told_of)
+        beat = messages.Beat(self._number, *said, restarts, len(self.leases), dict(metrics))
         return self._ask(beat, messages.Orders)
 
     def _told(self) -> messages.Orders | None:
