@@ -120,8 +120,8 @@ class MixingSettings:
     """How the values of a team's agents make up one."""
 
     mixer: Literal["sum", "monotonic"] = "monotonic"
-    """sum: they are added (VDN). monotonic: by a network that grows with each, whose weights follow from the state
-    (QMIX): the entry state of an observation, as --show-state adds it, else what all agents see."""
+    """sum: they are added (VDN). monotonic: by a network that grows with each (QMIX).
+    Its weights follow from the state, which --show-state adds to observations, else from what all agents see."""
     mixing_units: Annotated[int, Range(1, 1 << 20), Needs("mixer", ("monotonic",))] = 32
     """Units of the mixing network's hidden layer (QMIX: 32)."""
 

@@ -177,7 +177,8 @@ def as_flag(name: str, value: Any) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` or nothing, to end a message with."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order are the likeliest mistake
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

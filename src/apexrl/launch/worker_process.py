@@ -100,8 +100,7 @@ def run_role(context: SharedContext, factory: Factory, ports: Mapping[str, Any])
         role.close()
     except Exception as error:
         context.send("error", **describe(error))
-        traceback.print_exc(file=sys.stdout)
-        sys.stdout.flush()
+        print(traceback.format_exc(), flush=True)
         return 1
     return 0
 
@@ -127,9 +126,9 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _where(error: BaseException, said: str) -> str:
     """An error and where it came from, for a human: of one of ours what it says, and the lines of code that is not
-    ours; of another the traceback. The whole traceback is in the worker's log."""
+    ours, and the last one; of another the traceback. The whole traceback is in the worker's log."""
     if not isinstance(error, ApexrlError):
         return "".join(traceback.format_exception(error))
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
-    return "\n".join([said, *(line.rstrip() for line in traceback.format_list(theirs))])
+    shown = [one for one in frames if one is frames[-1] or not Path(one.filename).is_relative_to(_PACKAGE)]
+    return "\n".join([said, *(line.rstrip() for line in traceback.format_list(shown))])
