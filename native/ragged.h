@@ -115,7 +115,7 @@ class RaggedCells {
     if (column_.compressed) {
       if (!whole) {
         pieces_.resize(column_.bytes);
-        read_ragged(view_, column_, slot, row, pieces_.data(), n);
+        read_ragged(view_, column_, slot, row, pieces_.data(), column_.bytes);  // by now it may be longer than n
         from = pieces_.data();
       }
       decompress(from, n, out, column_.bytes);

@@ -309,6 +309,12 @@ class EnvSpec:
         """Whether observations say which actions are possible (``ACTION_MASK``)."""
         return ACTION_MASK in self.observation
 
+    @property
+    def of_team(self) -> bool:
+        """Whether it shows what each agent of a team sees (``TEAM``), and who takes part (``PRESENT``)."""
+        there = self.observation.get(PRESENT)
+        return there is not None and there.shape == (len(self.action.nvec),) and any(map(is_team, self.observation))
+
     def without_mask(self) -> EnvSpec:
         """What encoders read: all but ``ACTION_MASK``."""
         if not self.masked:

@@ -45,8 +45,29 @@ def test_it_is_truncated_where_the_last_agent_is() -> None:
     env = corridors(limit=2)
     env.reset()
     env.step(np.array([1, 0]))
-    *_, ended, cut, _ = env.step(np.array([0, 0]))
+    seen, *_, ended, cut, _ = env.step(np.array([0, 0]))
     assert (ended, cut) == (False, True)
+    # a has terminated; b was cut short, and what it would do next is worth something
+    assert seen["present"].tolist() == [0, 1]
+    assert seen["agents"]["obs"][1].any()
+    assert seen["action_mask"].tolist() == [1, 0, 1, 1]
+
+
+def test_agents_that_stay_listed_end_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = corridors()
+    env.reset()
+    step = env._env.step
+
+    def listed(actions: Any) -> Any:
+        answer = step(actions)
+        env._env.agents = env._env.agents or list(env.agents)
+        return answer
+
+    monkeypatch.setattr(env._env, "step", listed)
+    for number in range(3):
+        *_, ended, cut, _ = env.step(np.array([int(number == 0), 1]))
+        assert ended == (number == 2)
+    assert (ended, cut) == (True, False)
 
 
 def test_rows_are_teams_with_the_masks_of_their_agents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ class Normalizer:
             name: field.shape
             for name, field in spec.observation.items()
             if field.dtype not in ("uint8", "bool")
-            and name != PRESENT
+            and not (name == PRESENT and spec.of_team)
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
         }
         # What was achieved and what is desired are compared: one scale for both.

@@ -273,7 +273,7 @@ class HostsConfig:
     compression: Literal["none", "zlib"] = "none"
     """Compresses experience and weights on the network (zlib level 1, for slow links)."""
     weights_precision: Literal["float32", "bfloat16"] = "float32"
-    """Numbers in which weights travel to other machines, also with --ray. bfloat16: half the bytes.
+    """Numbers in which weights travel to other machines, over Redis and on Ray. bfloat16: half the bytes.
     Actors then act with 8 binary digits of each weight. The learner, evaluations and checkpoints keep all."""
     lease_seconds: Annotated[float, Range(above=0)] = 10.0
     """Seconds without a renewal after which a host's actor slots are free for another (ours: ten heartbeats)."""

@@ -20,8 +20,8 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
 
     Observation: ``agents``, what each sees, [k, ...]; ``present``, who takes part; with ``show_state`` also ``state``.
     Masks of actions go side by side, as of k choices. Action: MultiDiscrete, one for each agent. Reward: the mean of
-    theirs, which is theirs where all get the same. Who has ended sees zeros, has action 0 alone, and adds nothing to
-    the reward; the episode ends with the last one.
+    theirs, which is theirs where all get the same. Who has terminated sees zeros, has action 0 alone, and adds nothing
+    to the reward; the episode ends with the last one. Where it is truncated, who was truncated sees what comes next.
 
     Args:
         env: whose agents have equal spaces, with Discrete actions.
@@ -58,24 +58,35 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         self.observation_space = gym.spaces.Dict(entries)
         self.action_space = gym.spaces.MultiDiscrete([self._n] * k)
         self._nothing = _zeros(each)
+        self._left: set[str] = set()  # agents that have ended in this episode, whether or not they are still listed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
         super().reset(seed=seed)
         seen, _ = self._env.reset(seed=seed, options=options)
         if not self._env.agents:
             raise EnvError(f"{self._name} has no agent after its reset()")
-        return self._show(seen), {}
+        self._left = set()
+        return self._show(seen, self._acting()), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        acting = [agent for agent in self.agents if agent in self._env.agents]
+        acting = self._acting()
         chosen = dict(zip(self.agents, np.asarray(actions).tolist(), strict=True))
         answer = self._env.step({agent: chosen[agent] + self._start for agent in acting})
         seen, rewards, terminated, truncated, infos = answer
-        ended = not self._env.agents
-        cut = ended and any(truncated[agent] and not terminated[agent] for agent in acting)
+        for agent in acting:
+            if agent not in rewards or agent not in terminated or agent not in truncated:
+                raise EnvError(
+                    f"{self._name}: step() says nothing of agent {agent!r}, which acted: its reward, terminated and "
+                    "truncated belong into the answer, also when it leaves"
+                )
+        self._left.update(agent for agent in acting if terminated[agent] or truncated[agent])
+        cut_short = [agent for agent in acting if truncated[agent] and not terminated[agent]]
+        there = self._acting()
+        ended = not there
+        cut = ended and bool(cut_short)
         reward = sum(float(rewards[agent]) for agent in acting) / len(self.agents)
         told = dict(next((infos[agent] for agent in acting if infos.get(agent)), {}))
-        return self._show(seen), reward, ended and not cut, cut, told
+        return self._show(seen, cut_short if cut else there), reward, ended and not cut, cut, told
 
     def close(self) -> None:
         self._env.close()
@@ -83,8 +94,11 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
     def render(self) -> Any:
         return self._env.render()  # type: ignore[attr-defined]
 
-    def _show(self, seen: Mapping[str, Any]) -> dict[str, Any]:
-        there = [agent in self._env.agents for agent in self.agents]
+    def _acting(self) -> list[str]:
+        return [agent for agent in self.agents if agent in self._env.agents and agent not in self._left]
+
+    def _show(self, seen: Mapping[str, Any], takes_part: Sequence[str]) -> dict[str, Any]:
+        there = [agent in takes_part for agent in self.agents]
         masks = np.zeros((len(self.agents), self._n), np.int8)
         masks[:, 0] = 1  # of those who are not there
         shown = []

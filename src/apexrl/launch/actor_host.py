@@ -30,7 +30,7 @@ from apexrl.launch.host_agreement import actors_here, first_difference, on_this_
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.lease_keeper import LeaseKeeper
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import probe, probe_learner, step_spec_to_json
+from apexrl.launch.probe import probe, probe_learner
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
@@ -49,7 +49,7 @@ from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.replay.chunks import schema
 from apexrl.run.log_lines import LogFormat
-from apexrl.run.spec_json import spec_to_json
+from apexrl.run.spec_json import fields_to_json, spec_to_json
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import actor_side, replay_of
@@ -225,7 +225,7 @@ def compare(record: RunRecord, seen: Probe, config: Config) -> None:
     Raises:
         ConfigError: names this host and the first difference.
     """
-    ours = {"environment": spec_to_json(seen.spec), "agent": step_spec_to_json(seen.step_spec)}
+    ours = {"environment": spec_to_json(seen.spec), "agent": fields_to_json(seen.step_spec)}
     theirs = {"environment": record.spec, "agent": record.step_spec}
     found = first_difference(ours, theirs)
     if found is None and seen.weights_nbytes != record.weights_nbytes:

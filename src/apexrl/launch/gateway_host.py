@@ -30,7 +30,7 @@ from apexrl.launch.host_agreement import (
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.lease_keeper import LeaseKeeper
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import probe, probe_env, step_spec_to_json
+from apexrl.launch.probe import probe, probe_env
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
 from apexrl.links.backoff import Backoff
@@ -45,7 +45,7 @@ from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.roles.env_worker import reply_fields, request_fields
 from apexrl.run.log_lines import LogFormat
-from apexrl.run.spec_json import spec_to_json
+from apexrl.run.spec_json import fields_to_json, spec_to_json
 from apexrl.run.status import Level, Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import envs_side, over_tcp, relay_side
@@ -306,7 +306,7 @@ def _look(supervisor: Supervisor, record: Record, config: Config) -> tuple[Probe
         raise type(error)(f"on host {host_name()}: {error}") from error
     found = first_difference(spec_to_json(seen.spec), record.spec)
     if found is None and not environments:
-        found = first_difference(step_spec_to_json(seen.step_spec), record.step_spec, "agent")
+        found = first_difference(fields_to_json(seen.step_spec), record.step_spec, "agent")
     if found is not None:
         refuse_difference(config, found, record.host, record.apexrl)
     if environments:

@@ -18,7 +18,7 @@ from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import probe_learner, step_spec_to_json
+from apexrl.launch.probe import probe_learner
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -29,7 +29,7 @@ from apexrl.links.tcp.handshake import LEAST_TOKEN
 from apexrl.links.tcp.parameter_frames import schema_of
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.folder import RunFolder, versions
-from apexrl.run.spec_json import spec_to_json
+from apexrl.run.spec_json import fields_to_json, spec_to_json
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import gateway_side, over_tcp
@@ -82,7 +82,7 @@ def make_record(config: Config, run_id: str, program: Program, seen: Probe) -> R
     else:
         assert found.gradients is not None
         schema = schema_of(found.gradients.options["shards"]).hex()
-        more = {"brings": "gradients", "step_spec": step_spec_to_json(seen.step_spec), "schema": schema}
+        more = {"brings": "gradients", "step_spec": fields_to_json(seen.step_spec), "schema": schema}
     return Record(
         run_id=run_id,
         name=config.name,

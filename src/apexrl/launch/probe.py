@@ -13,7 +13,7 @@ from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
-from apexrl.run.spec_json import spec_from_json, spec_to_json
+from apexrl.run.spec_json import fields_to_json, spec_from_json, spec_to_json
 from apexrl.shared.available_memory import memory_limits, size
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe
@@ -180,7 +180,7 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
         return 1
     answer: dict[str, Any] = {
         "spec": spec_to_json(found.spec),
-        "step_spec": step_spec_to_json(found.step_spec),
+        "step_spec": fields_to_json(found.step_spec),
         "nbytes": found.weights_nbytes,
         "item": found.item._asdict(),
         "offers": found.offers,
@@ -189,17 +189,6 @@ def probe_work(channel: socket.socket, config: Config, look: Callable[[Config], 
     }
     worker_messages.send(channel, "probe", answer)
     return 0
-
-
-def step_spec_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """An agent's extra fields as JSON-able values. ``ragged`` and ``compressed`` are left out where they are false:
-    hosts of adjacent releases compare these values."""
-    told = {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
-    for values in told.values():
-        for name in ("ragged", "compressed"):
-            if not values[name]:
-                del values[name]
-    return told
 
 
 def probe_answer(message: worker_messages.Message) -> Probe:

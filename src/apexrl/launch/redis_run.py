@@ -24,7 +24,7 @@ from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
 from apexrl.launch.open_gateway import OpenGateway
-from apexrl.launch.probe import probe_learner, step_spec_to_json
+from apexrl.launch.probe import probe_learner
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -38,7 +38,7 @@ from apexrl.links.redis.signing import sign
 from apexrl.replay.chunks import schema
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.folder import RunFolder, versions
-from apexrl.run.spec_json import spec_to_json
+from apexrl.run.spec_json import fields_to_json, spec_to_json
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import asks_servers, gateway_side
@@ -272,7 +272,7 @@ def make_record(
         apexrl=versions()["apexrl"] or "",
         config=for_hosts(config),
         spec=spec_to_json(seen.spec),
-        step_spec=step_spec_to_json(seen.step_spec),
+        step_spec=fields_to_json(seen.step_spec),
         weights_nbytes=seen.weights_nbytes,
         actor_slots=config.actor.actor_slots,
         host=host_name(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from apexrl.errors import SpecError
 from apexrl.networks.encoders import PLAIN, LayerChoice, VectorEncoder
 from apexrl.networks.q_network import QNetwork
 from apexrl.spec import ACTION_MASK, PRESENT, ActionSpec, EnvSpec, is_state, is_team
@@ -76,7 +77,7 @@ class TeamValues(nn.Module):
         super().__init__()
         choices = spec.action.choices
         self._agents, self._most, self._stacked = len(choices), max(choices), spec.stack > 1
-        self._seen = [name for name in spec.observation if is_team(name)]
+        self._seen = [name for name in spec.observation if spec.of_team and is_team(name)]
         n = self._most if self._seen else self._agents * self._most
         self.q = QNetwork(
             _of_one(spec, self._seen, n), hidden, False, image_units=image_units, network=network, choice=choice
@@ -85,11 +86,16 @@ class TeamValues(nn.Module):
         self.state = nn.ModuleDict()  # makes vectors of what the mixer sees
         if mixer == "monotonic":
             inputs = 0
-            for name in _state(spec):
+            for name in _state(spec, self._seen):
                 encoder = VectorEncoder(spec.observation[name], spec.stack, spec.categories.get(name, 0), ())
                 self.state[_key(name)] = encoder
                 inputs += encoder.features
-            self.mixer = Monotonic(self._agents, max(1, inputs), units)
+            if not inputs:
+                raise SpecError(
+                    "the weights of a monotonic mixer follow from what is no image, and all observations are images: "
+                    "add --show-state where the environment's state is a vector, or choose --mixer sum"
+                )
+            self.mixer = Monotonic(self._agents, inputs, units)
         self._names = {_key(name): name for name in spec.observation}
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
@@ -103,11 +109,11 @@ class TeamValues(nn.Module):
 
     def together(self, values: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
         """Q [B] of what the agents chose, Q_i [B, k]. Who is not there counts as 0."""
-        if PRESENT in observation:
+        if self._seen:
             there = observation[PRESENT]
             values = values * (there[:, -1] if self._stacked else there).to(values.dtype)
         parts = [encoder.flatten(observation[self._names[key]]) for key, encoder in self.state.items()]  # type: ignore[operator]
-        state = torch.cat(parts, dim=1) if parts else values.new_ones((len(values), 1))
+        state = torch.cat(parts, dim=1) if parts else values.new_empty((len(values), 0))  # a sum needs none
         mixed: Tensor = self.mixer(values, state)
         return mixed
 
@@ -121,11 +127,14 @@ def _of_one(spec: EnvSpec, seen: Sequence[str], n: int) -> EnvSpec:
     return EnvSpec(fields, ActionSpec(n=n), spec.stack, kept)
 
 
-def _state(spec: EnvSpec) -> list[str]:
-    """What a mixer sees: the state of the environment; else all that is no image, and of the same length always."""
+def _state(spec: EnvSpec, seen: Sequence[str]) -> list[str]:
+    """What a mixer sees: the state of the environment, else all; no image, and nothing whose length varies."""
+    one = _of_one(spec, seen, 1)
     told = [name for name in spec.observation if is_state(name)]
-    all_else = [name for name in spec.observation if name not in (ACTION_MASK, PRESENT)]
-    return told or [name for name in all_else if not (spec.is_image(name) or spec.varies(name))]
+    all_else = [name for name in spec.observation if name != ACTION_MASK and not (seen and name == PRESENT)]
+    return [
+        name for name in told or all_else if not ((one if name in seen else spec).is_image(name) or spec.varies(name))
+    ]
 
 
 def _key(name: str) -> str:

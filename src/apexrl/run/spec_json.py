@@ -43,6 +43,17 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     return found
 
 
+def fields_to_json(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Fields of steps as JSON-able values. ``ragged`` and ``compressed`` are left out where they are false: older
+    releases do not know them, and hosts compare these values."""
+    told = {name: {**vars(field), "shape": list(field.shape)} for name, field in fields.items()}
+    for values in told.values():
+        for name in ("ragged", "compressed"):
+            if not values[name]:
+                del values[name]
+    return told
+
+
 def spec_from_json(values: Mapping[str, Any]) -> EnvSpec:
     """The inverse of ``spec_to_json``. Raises KeyError, TypeError, ValueError, … or SpecError when ``values`` is not a
     spec or has sizes beyond the limits: agents and replays are allocated by them."""

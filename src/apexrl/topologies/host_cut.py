@@ -17,6 +17,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.replay.options import OPTIONS
 from apexrl.roles import Intake, Uplink
+from apexrl.run.spec_json import fields_to_json
 from apexrl.spec import Field
 from apexrl.topologies.crossing import Crossing, crossing
 from apexrl.topologies.parameter_server_links import board
@@ -170,8 +171,7 @@ def passing(options: Mapping[str, Any], writers: int, streams: int, window_bytes
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a replay as JSON-able values."""
-    fields = {name: {**vars(field), "shape": list(field.shape)} for name, field in options["fields"].items()}
-    return {**options, "fields": fields}
+    return {**options, "fields": fields_to_json(options["fields"])}
 
 
 def options_from_json(values: Mapping[str, Any]) -> dict[str, Any]:
