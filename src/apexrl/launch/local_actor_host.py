@@ -142,7 +142,7 @@ class LocalActorHost(IdleObserver):
         with suppress(BlockingIOError):
             self._beaten += len(os.read(self._beats, 65536))
         limit = max(self._stall_timeout, _LEAST_STALL_SECONDS) * (1.0 if self._beaten else START)
-        if self._still.look(self._beaten, now) > limit and self._stall_timeout:
+        if self._still.look(self._beaten, now) > limit and self._stall_timeout and not self._why:
             self._why = stood_still(limit, False, self._process.pid).partition("\n")[0]
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its workers end with it
