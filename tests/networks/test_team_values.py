@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.errors import SpecError
 from apexrl.networks.team_values import Monotonic, Sum, TeamValues
 from apexrl.spec import PRESENT, TEAM, ActionSpec, EnvSpec, Field
 
@@ -93,3 +94,20 @@ def test_choices_of_one_agent_are_a_team_that_sees_everything() -> None:
     observation = {"observation": torch.randn(5, 4)}
     assert network(observation).shape == (5, 2, 3)
     assert network.together(torch.randn(5, 2), observation).shape == (5,)
+
+
+def test_a_mixer_over_images_alone_is_refused() -> None:
+    action = ActionSpec(shape=(2,), nvec=(3, 3), starts=(0, 0))
+    images = EnvSpec({TEAM: Field((2, 12, 12, 3), "uint8"), PRESENT: Field((2,), "int8")}, action)
+    with pytest.raises(SpecError, match="--show-state"):
+        TeamValues(images, (8,), "monotonic", 8)
+    found = TeamValues(images, (8,), "sum", 8)({TEAM: torch.zeros((5, 2, 12, 12, 3), dtype=torch.uint8)})
+    assert found.shape == (5, 2, 3)
+
+
+def test_a_key_of_that_name_makes_no_team() -> None:
+    action = ActionSpec(shape=(2,), nvec=(2, 3), starts=(0, 0))
+    spec = EnvSpec({TEAM: Field((4,), "float32"), "observation/more": Field((2,), "float32")}, action)
+    assert not spec.of_team
+    network = TeamValues(spec, (8,), "sum", 8)
+    assert network({TEAM: torch.randn(5, 4), "observation/more": torch.randn(5, 2)}).shape == (5, 2, 3)

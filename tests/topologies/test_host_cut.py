@@ -238,3 +238,11 @@ def test_options_cross_as_json() -> None:
     options = passing(replay_of(whole(settings())).options, 1, 8, 2**26)
     assert options_from_json(json.loads(json.dumps(options_to_json(options)))) == options
     assert isinstance(ReplayLink(options).options["fields"]["q"], Field)
+
+
+def test_older_releases_are_told_nothing_that_they_do_not_know() -> None:
+    """Their hosts and clients refuse a field with a name of its own that they have not."""
+    fields = {"observation": Field((8,), "float32"), "image": Field((4, 4, 3), "uint8", compressed=True)}
+    told = options_to_json({"fields": fields})["fields"]
+    assert told["observation"].keys() == {"shape", "dtype", "windowed", "sampled", "per_item"}
+    assert told["image"].keys() - told["observation"].keys() == {"compressed"}
