@@ -33,6 +33,8 @@ SB3: dict[str, tuple[tuple[str, ...], bool]] = {
 # Ours that learn from unrolls; others learn from a replay.
 UNROLLS = ("a2c", "impala", "ppo", "appo", "pqn")
 BOX = ("sac", "tqc", "redq", "droq", "simba_v2", "crossq", "ddpg", "bires_ddpg", "td3", "fast_td3", "fast_sac", "d4pg")
+SHARES = (1.0, 0.1)
+"""Parts of a task's budget that a cell may have and that a table shows."""
 # For agents whose own topology it is; else ``apex`` for a replay and ``impala`` for unrolls.
 TOPOLOGIES = {"a2c": "a3c", "appo": "sample_factory"}
 
@@ -71,6 +73,12 @@ def takes(agent: str, task: Task, system: str = "apexrl") -> bool:
 def steps(agent: str, task: Task) -> int:
     """The task's budget for such an agent."""
     return task.unroll_steps if agent in (*UNROLLS, "auto") else task.replay_steps
+
+
+def share(record: Record) -> float | None:
+    """Which of ``SHARES`` of its task's budget a record has; None for another."""
+    budget = steps(record["agent"], KNOWN[record["task"]])
+    return next((part for part in SHARES if record["env_steps"] == round(part * budget)), None)
 
 
 def topology(agent: str) -> str:

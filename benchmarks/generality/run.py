@@ -39,7 +39,7 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
             for agent in options.agents:
                 if not cells.takes(agent, task, system):
                     continue
-                steps = options.env_steps or cells.steps(agent, task)
+                steps = options.env_steps or round(options.share * cells.steps(agent, task))
                 topologies = [""] if options.peer else options.topologies or [cells.topology(agent)]
                 recipe, flags = ("default", "") if options.peer else (options.recipe, " ".join(options.flags))
                 found += [Cell(system, name, agent, of, recipe, seed, steps, flags) for of in topologies]
@@ -105,6 +105,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=["default", "paper"], default="default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     parser.add_argument("--env-steps", type=int, default=0, help="another budget than the tasks'; no table shows it")
+    parser.add_argument(
+        "--share", type=float, choices=cells.SHARES, default=1.0, help="of the tasks' budgets (default: all)"
+    )
     parser.add_argument("--minutes", type=float, default=120.0, help="that one cell may take (default: 120)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once; their seconds are marked as shared")
     parser.add_argument("--shared", action="store_true", help="the machine does other work: mark the seconds so, too")

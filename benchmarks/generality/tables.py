@@ -50,8 +50,8 @@ def agents(records: Sequence[Record]) -> str:
     peers = _groups(record for record in records if record["system"] == "sb3")
     rows = []
     for key, ours in _groups(record for record in records if record["system"] == "apexrl").items():
-        agent, topology, recipe = key
-        theirs = peers.get((agent, "", "default"), {})
+        agent, topology, recipe, share = key
+        theirs = peers.get((agent, "", "default", share), {})
         for half, words in HALVES.items():
             mine = {name: of for name, of in ours.items() if TASKS[name].half == half}
             both = [name for name in mine if name in theirs]
@@ -59,7 +59,7 @@ def agents(records: Sequence[Record]) -> str:
             if mine:
                 rows.append(
                     [
-                        words,
+                        words + _of_share(share),
                         f"`{agent}`, `{topology}`" + ("" if recipe == "default" else f", recipe {recipe}"),
                         f"{_count(mine)}: {_interval(mine, list(mine), _final)}",
                         _count({name: mine[name] for name in both}) if both else "–",
@@ -68,7 +68,8 @@ def agents(records: Sequence[Record]) -> str:
                         *_at_equal_time(mine, theirs, timed),
                     ]
                 )
-    rows.sort(key=lambda row: list(HALVES.values()).index(row[0]))
+    order = [words + _of_share(share) for share in cells.SHARES for words in HALVES.values()]
+    rows.sort(key=lambda row: order.index(row[0]))
     header = [
         "tasks", "agent, topology", "all that was run: IQM", "shared with SB3", "IQM, equal steps", "SB3's",
         "IQM, equal wall time", "SB3's",
@@ -78,15 +79,16 @@ def agents(records: Sequence[Record]) -> str:
 
 def tasks(records: Sequence[Record]) -> str:
     """Every task and agent: mean returns over seeds of both sides."""
-    found: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    found: dict[tuple[str, str, float], dict[str, list[Record]]] = {}
     for record in records:
         side = "SB3" if record["system"] == "sb3" else f"`{record['topology']}`"
         side += "" if record["recipe"] == "default" else f", recipe {record['recipe']}"
-        found.setdefault((record["task"], record["agent"]), {}).setdefault(side, []).append(record)
+        key = (record["task"], record["agent"], cells.share(record) or 1.0)
+        found.setdefault(key, {}).setdefault(side, []).append(record)
     rows = [
         (
             f"`{name}`",
-            HALVES[task.half],
+            HALVES[task.half] + _of_share(share),
             f"`{agent}`",
             side,
             len(each),
@@ -96,7 +98,7 @@ def tasks(records: Sequence[Record]) -> str:
             _median_seconds(each),
         )
         for name, task in TASKS.items()
-        for (of, agent), sides in sorted(found.items())
+        for (of, agent, share), sides in sorted(found.items())
         if of == name
         for side, each in sorted(sides.items())
     ]
@@ -108,16 +110,19 @@ def tasks(records: Sequence[Record]) -> str:
 
 
 def _of_the_suite(record: Record) -> bool:
-    """Not a trial: no further flags, and the task's own steps."""
-    task = TASKS.get(record["task"])
-    return task is not None and not record["flags"] and record["env_steps"] == cells.steps(record["agent"], task)
+    """Not a trial: no further flags, and the task's own steps or a share of them that tables show."""
+    return record["task"] in TASKS and not record["flags"] and cells.share(record) is not None
 
 
-def _groups(records: Iterable[Record]) -> dict[tuple[str, str, str], Group]:
-    """By agent, topology and recipe, then by task."""
-    groups: dict[tuple[str, str, str], Group] = {}
+def _of_share(share: float) -> str:
+    return "" if share == 1.0 else f", {share:.0%} of the steps"
+
+
+def _groups(records: Iterable[Record]) -> dict[tuple[str, str, str, float], Group]:
+    """By agent, topology, recipe and share of the steps, then by task."""
+    groups: dict[tuple[str, str, str, float], Group] = {}
     for record in records:
-        key = (record["agent"], record["topology"], record["recipe"])
+        key = (record["agent"], record["topology"], record["recipe"], cells.share(record) or 1.0)
         groups.setdefault(key, {}).setdefault(record["task"], []).append(record)
     return dict(sorted(groups.items()))
 

@@ -13,7 +13,7 @@ from benchmarks.generality.tasks import TASKS
 from benchmarks.lib import runs
 
 OPTIONS = {
-    "tasks": [], "agents": ["dqn"], "topologies": [], "recipe": "default", "seeds": [1], "env_steps": 0, "peer": "",
+    "tasks": [], "agents": ["dqn"], "topologies": [], "recipe": "default", "seeds": [1], "env_steps": 0, "share": 1.0, "peer": "",
     "flags": [],
 }  # fmt: skip
 
@@ -111,6 +111,7 @@ def test_tables_show_both_sides_and_failures_but_no_trials():
         record("sb3", final=261.84, seconds=600.0, curve=slower),
         record(agent="c51", failure="Traceback\nout of memory"),
         record(task="MinAtar/Asterix-v1", env_steps=500_000, final=15.0),
+        record(env_steps=20_000, final=23.68),
     ]
     text = tables.agents(shown)
     row = next(line for line in text.splitlines() if "tuned on | `dqn`" in line)
@@ -122,6 +123,7 @@ def test_tables_show_both_sides_and_failures_but_no_trials():
     ]
     assert "`c51` on `CartPole-v1`, seed 1: out of memory" in text
     assert "| reported on | `dqn`, `apex` | 1 tasks, 1 runs: **1.00** (1.00–1.00) | – | – | – | – | – |" in text
+    assert "| tuned on, 10% of the steps | `dqn`, `apex` | 1 tasks, 1 runs: **0.00** (0.00–0.00) | – | – |" in text
     assert "| `CartPole-v1` | tuned on | `dqn` | SB3 | 1 | 0.50 | 261.8 | 261.8 | 600 |" in tables.tasks(shown)
 
 
