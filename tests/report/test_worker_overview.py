@@ -17,6 +17,7 @@ from apexrl.config import Config
 from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.report.worker_overview import overview
 from apexrl.run import worker_list
+from apexrl.run.actor_order import ActorNumbers
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus, Work, WorkerStatus
 from apexrl.run.worker_health import in_trouble, medians
@@ -108,8 +109,11 @@ def test_a_run_folder_tells_of_its_workers_until_the_run_ends(tmp_path: Path) ->
     text = shown(folder.path)
     assert "workers as of 00:0" in text
     assert re.search(r"actor-5 +● acting .* 44.0 s ago", text)
+    assert "apexrl scale" not in text
+    upkeep.actors = ActorNumbers(4, 1, 8)
     upkeep.update(RunStatus(workers=thousand()))
-    assert "969 more are well" in shown(folder.path)
+    assert "969 more are well" in (text := shown(folder.path))
+    assert "4 actors of at most 8 (apexrl scale)" in text
 
     path = folder.path / worker_list.NAME
     values = json.loads(path.read_text())

@@ -51,7 +51,7 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
         "stop": server,
         "drain": f"HOST {server} [--undo]",
-        "scale": f"HOST|all --actors N {server}",
+        "scale": f"RUN --actors N | HOST|all --actors N {server}",
         "completion": "bash | zsh | fish",
     }
     lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]

@@ -175,15 +175,19 @@ class Drain:
 
 @dataclass(frozen=True)
 class Scale:
-    """Have a host, or all hosts of a run, bring another number of actors, now and whenever they join.
+    """Change the number of actors of a run on this machine, or of one host or all hosts of a run over Redis.
 
-    A host hands over what it has, leaves, and joins again with that number. Others go on meanwhile.
+    A run in a folder starts more, or lets some end, and has that number whenever it is resumed, too. It may have as
+    many as it began with, or as its --actor-slots say.
+
+    A host hands over what it has, leaves, and joins again with that number, now and whenever it joins. Others go on
+    meanwhile.
     """
 
-    host: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="HOST|all")] = ""
-    """Host, as apexrl status names it; all: each one, also those to come."""
+    who: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|HOST|all")] = ""
+    """Run folder; with --redis and --run: a host, as apexrl status names it, or all: each one, also those to come."""
     actors: int = 0
-    """Actor processes of each."""
+    """Actor processes, of each host."""
     redis: Url = ""
     """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
     Empty: the environment variable APEXRL_REDIS_URL."""

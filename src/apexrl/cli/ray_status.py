@@ -278,6 +278,8 @@ def picture_of_folder(folder: RunFolder, trouble: str, width: int, rows: int = R
     age = max(0.0, time.time() - seen.at)
     late = age > _SILENT_SECONDS + worker_list.PERIOD_SECONDS
     words = f"workers as of {clock(age)} ago" + ": the run's main process is silent" * late
+    if seen.actors is not None and seen.actors.most > 1 and not seen.actors.fixed:
+        words += f"; {seen.actors.serving} actors of at most {seen.actors.most} (apexrl scale)"
     said.append(Text(words, style="red" if late else "dim"))
     hosts = {worker.name: seen.host for worker in seen.workers}
     if len(seen.workers) > rows - _LINES_ABOUT:

@@ -50,10 +50,14 @@ def drain(words: list[str]) -> int:
 
 
 def scale(words: list[str]) -> int:
-    """change how many actors a host brings to a run over several hosts"""
-    from apexrl.cli import drain_and_scale, flags, host_flags
+    """change how many actors a run has, or a host brings to a run over several"""
+    from apexrl.cli import drain_and_scale, flags, host_flags, scale_run
 
     wanted = flags.parse(host_flags.Scale, words, "scale")
-    host = drain_and_scale.checked_host(wanted.host, "scale")
+    if not wanted.who:
+        raise ConfigError("say whose actors: apexrl scale RUN --actors N, or HOST --actors N --redis URL --run NAME")
+    if not (wanted.redis or wanted.run):
+        return scale_run.scale(wanted.who, wanted.actors)
+    host = drain_and_scale.checked_host(wanted.who, "scale")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "scale HOST")
     return drain_and_scale.scale(url, run, host, wanted.actors)

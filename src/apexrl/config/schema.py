@@ -141,7 +141,7 @@ class ActorSettings:
     """sync: steps environments one after the other; threads: one thread each, for simulators that mostly wait.
     auto: threads where steps are seen to wait; with --serial: sync."""
     actor_slots: Annotated[int, Range(0, 65536)] = 0
-    """Most actors that the run may have, on all hosts together; the ε ladder is spread over them.
+    """Most actors that the run may have, on all hosts together (apexrl scale); the ε ladder is spread over them.
     0: --actors, or 64 when other hosts may join."""
     random_start: bool = False
     """Actions are uniformly random until the first learner update (SAC's and TD3's learning starts)."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.tuner import Decision, Tuner
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker_slots import Slot
+from apexrl.launch.worker_slots import Slot, staff
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.topologies.program import Program
 
@@ -118,7 +118,7 @@ class AutoTune:
             return
         for name, count in setting.items():
             if self._roles[name]:
-                _staff(self._roles[name], count, now)
+                staff(self._roles[name], count, now)
             else:
                 self._wiring.set_count(name, count)
         self._now_run = setting
@@ -166,18 +166,3 @@ class AutoTune:
             words = " and ".join(f"{count} × {name}" for name, count in decision.best.items())
             gain = f", which makes {decision.gain:+.0%}" if decision.verdict == "adopted" else ""
             self._ledger.tell(f"auto-tuner, window {decision.window}: {decision.verdict} {words}{gain}")
-
-
-def _staff(slots: Sequence[Slot], count: int, now: float) -> None:
-    """Let ``count`` workers of one role serve: the lowest slots are called first, and the highest dismissed, but before
-    them those who fail always."""
-    called = [slot for slot in slots if not slot.resting]
-    resting = sorted((slot for slot in slots if slot.resting), key=_worst_last)
-    for slot in resting[: max(0, count - len(called))]:
-        slot.call()
-    for slot in sorted(called, key=_worst_last)[count:]:
-        slot.dismiss(now)
-
-
-def _worst_last(slot: Slot) -> tuple[bool, int]:
-    return slot.patience.fails_always, slot.index

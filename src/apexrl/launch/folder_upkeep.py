@@ -8,7 +8,8 @@ from typing import Any
 
 from apexrl.errors import FencedError, SnapshotError
 from apexrl.launch import role_logs
-from apexrl.run import worker_list
+from apexrl.run import actor_order, worker_list
+from apexrl.run.actor_order import ActorNumbers
 from apexrl.run.folder import RunFolder
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import Level, RunStatus
@@ -27,6 +28,10 @@ class Upkeep(IdleObserver):
         """Whether a ``look`` is under way."""
         self.fenced: FencedError | None = None
         """Once another process has started a newer generation of the run."""
+        self.ordered_actors = 0
+        """How many actors the folder asks for; 0: it does not."""
+        self.actors: ActorNumbers | None = None
+        """How many there are; None: nobody has said it."""
         self._folder = folder
         self._unwritten: dict[str, Callable[[], object]] = {}  # notes
         self._news: deque[tuple[str, Level]] = deque(maxlen=64)
@@ -40,13 +45,14 @@ class Upkeep(IdleObserver):
 
     def update(self, status: RunStatus) -> None:
         self._write_again()
-        worker_list.write(self._folder.path, status.workers, self._folder.generations.check)
+        worker_list.write(self._folder.path, status.workers, self._folder.generations.check, self.actors)
         for log in (self._folder.path / "logs").glob("*.log"):
             role_logs.bound(log)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         """``note``: let ``write`` write the small file ``what``. ``checkpoint``: there is one. ``look``: whether the
-        folder is still this process's. ``output``: append ``data`` to the log of ``role``."""
+        folder is still this process's, and how many actors it asks for. ``output``: append ``data`` to the log of
+        ``role``."""
         if kind == "note":
             self._note(values["what"], values["write"])
         elif kind == "checkpoint":
@@ -58,6 +64,7 @@ class Upkeep(IdleObserver):
                 log.write(values["data"])
         elif kind == "look":
             self._try(self._folder.generations.hold)
+            self.ordered_actors = actor_order.read(self._folder.path)
             self.looking = False
 
     def finished(self, summary: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_policy_lag import Lags
 from apexrl.launch.stop_rules import StopRules
 from apexrl.run import env_changes
+from apexrl.run.actor_order import ActorNumbers
 from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import MOST_NAMES, LatestEpisodes, told_spreads
 from apexrl.run.folder import RunFolder, make_summary
@@ -142,6 +143,16 @@ class Ledger:
         """Enter that the run goes on without a worker."""
         self.given_up.append(worker)
         self.tell(f"the run goes on without {worker}: {why}", "warning")
+
+    @property
+    def ordered_actors(self) -> int:
+        """How many actors ``apexrl scale`` has ordered; 0: nobody has."""
+        return self._upkeep.ordered_actors
+
+    def enter_actors(self, numbers: ActorNumbers) -> None:
+        """Enter how many actors serve, and how many may."""
+        self._upkeep.actors = numbers
+        self._upkeep_at = 0.0  # whoever has ordered them waits for it
 
     def stop(self, reason: str) -> None:
         """Enter why the run stops; the first reason holds."""
@@ -324,6 +335,7 @@ class Ledger:
             carried=self.carried,
             tuned=self.tuned,
             given_up=self.given_up,
+            actors=0 if self._upkeep.actors is None else self._upkeep.actors.serving,
             error=error,
         )
         summary["generation"] = self.folder.generations.run

@@ -18,6 +18,7 @@ from typing import Any
 
 from apexrl.config import Config
 from apexrl.errors import ApexrlError, EnvError, WorkerError
+from apexrl.launch.actor_orders import ActorOrders
 from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_client import Born, Died, ForkClient, pickled
 from apexrl.launch.interrupts import Interrupts
@@ -148,6 +149,7 @@ class Supervisor:
                 self._slots.append(Slot(node, index, lease, board, len(self._slots), ledger.folder.path))
                 self._slots[-1].resting = position >= node.count
         tune = AutoTune(program, self._slots, board, wiring, ledger) if self._config.wiring.autotune else None
+        orders = ActorOrders(program, self._slots, ledger)
         ticked = shown = -1.0
         while not all(slot.gone for slot in self._slots):
             tick = _TICK_SECONDS if ledger.started else _FIRST_TICK_SECONDS
@@ -157,6 +159,8 @@ class Supervisor:
                 continue
             ticked = now
             self._heed_interrupts()
+            if self._stop_at is None:
+                orders.step(now)
             self._watch(now)
             if tune is not None and self._stop_at is None:
                 tune.step(now)

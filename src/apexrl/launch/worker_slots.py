@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -199,3 +200,18 @@ class Slot(SlotState):
         except OSError:
             return ""
         return f"the end of {self.log_path}:\n{tail}" if tail else ""
+
+
+def staff(slots: Sequence[Slot], count: int, now: float) -> None:
+    """Let ``count`` workers of one role serve: the lowest slots are called first, and the highest dismissed, but before
+    them those who fail always."""
+    called = [slot for slot in slots if not slot.resting]
+    resting = sorted((slot for slot in slots if slot.resting), key=_worst_last)
+    for slot in resting[: max(0, count - len(called))]:
+        slot.call()
+    for slot in sorted(called, key=_worst_last)[count:]:
+        slot.dismiss(now)
+
+
+def _worst_last(slot: Slot) -> tuple[bool, int]:
+    return slot.patience.fails_always, slot.index

@@ -7,6 +7,7 @@ runs/NAME/
   events.out.tfevents… the same for TensorBoard
   checkpoints/         generation-L-update-N.safetensors (all state), best.safetensors (weights); JSON beside each
   lock                 held by the process that trains the run; names it
+  actors.json          how many actors ``apexrl scale`` has ordered
   generations.json           the newest generation of the run, and of each role that writes checkpoints
   learning_curve.png
   policy_lag.png       policy lag of the steps learned from
@@ -192,11 +193,13 @@ def make_summary(
     carried: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Any] | None = None,
     given_up: Sequence[str] = (),
+    actors: int = 0,
     error: str | None = None,
 ) -> dict[str, Any]:
     """The contents of ``summary.json``, from the last status of a run; ``finals``: the final evaluations, of
     the ``best`` and of the ``last`` weights; ``carried``: totals of the traffic between hosts; ``tuned``: the result of
-    auto-tuning; ``given_up``: workers that were not restarted any more.
+    auto-tuning; ``given_up``: workers that were not restarted any more; ``actors``: that served here at
+    the end.
 
     ``wall_seconds`` is training: from the first environment step to the stop. Rates are averages over it.
     ``policy_lag`` is that of all steps learned from: ``steps`` of them, ``histogram``: least lag of a bin -> steps.
@@ -237,6 +240,8 @@ def make_summary(
     }
     if carried:
         summary["hosts"] = dict(carried)
+    if actors:
+        summary["actors"] = actors
     if given_up:
         summary["given_up"] = list(given_up)
     if tuned:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from apexrl.errors import FencedError, SnapshotError
+from apexrl.run.actor_order import ActorNumbers, numbers_from_json
 from apexrl.run.atomic_files import read_text, replace_text
 from apexrl.run.status import Work, WorkerState, WorkerStatus
 
@@ -28,16 +29,21 @@ class WorkerList(NamedTuple):
     host: str
     """Of the main process; on Ray, workers may be on others."""
     workers: list[WorkerStatus]
+    actors: ActorNumbers | None = None
+    """None: it does not say how many there may be, as on Ray."""
 
 
-def write(folder: Path, workers: Sequence[WorkerStatus], check: Callable[[], None]) -> None:
+def write(
+    folder: Path, workers: Sequence[WorkerStatus], check: Callable[[], None], actors: ActorNumbers | None = None
+) -> None:
     """Write the file; a folder that takes none now is tried again with the next one."""
     rows = [
         [one.name, one.role, one.index, one.pid, one.state, one.restarts, round(one.rate, 3),
          round(one.heartbeat_age_seconds, 1), *one.work]
         for one in workers
     ]  # fmt: skip
-    text = json.dumps({"at": round(time.time(), 1), "host": os.uname().nodename, "workers": rows})
+    said = {} if actors is None else {"actors": actors}
+    text = json.dumps({"at": round(time.time(), 1), "host": os.uname().nodename, "workers": rows, **said})
     with suppress(OSError, SnapshotError, FencedError):  # who is fenced is told by others
         replace_text(folder / NAME, text + "\n", check)
 
@@ -54,7 +60,8 @@ def read(folder: Path) -> WorkerList | None:
     try:
         values = json.loads(read_text(folder / NAME, 16 << 20))
         workers = [_worker(row) for row in values["workers"][:MOST_WORKERS]]
-        return WorkerList(float(values["at"]), _word(values["host"]), workers)
+        actors = numbers_from_json(values["actors"]) if "actors" in values else None
+        return WorkerList(float(values["at"]), _word(values["host"]), workers, actors)
     except (OSError, SnapshotError, ValueError, KeyError, TypeError, IndexError):
         return None
 

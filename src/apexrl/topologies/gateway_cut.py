@@ -74,7 +74,10 @@ def gateway_side(program: Program, remote: Mapping[str, Any]) -> Program:
             roomy[id(value)] = _roomy(value, slots, slots * config.actor.envs_per_actor)
         return roomy[id(value)]
 
-    nodes = [replace(node, ports={name: port(value) for name, value in node.ports.items()}) for node in program.nodes]
+    nodes = [
+        replace(node, most=min(node.most, node.count), ports={name: port(value) for name, value in node.ports.items()})
+        for node in program.nodes
+    ]  # other hosts have the other slots
     side = Program(config, nodes)
     crossing_links = {"inference": found.inference, "gradients": found.gradients, "parameters": found.parameters}
     links = {name: port(link) for name, link in crossing_links.items() if link is not None}

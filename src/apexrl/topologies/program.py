@@ -135,7 +135,8 @@ class Node:
         nice: how much it gives way to others for the processor, 0 … 19.
         indices: slots of the run that these workers serve in, where others of the role work elsewhere; empty: all.
         generations: of the leases of these slots.
-        most: workers that an auto-tuner may come to run; fewer than ``count``: their number stays.
+        most: workers that may come to run, by an auto-tuner or ``apexrl scale``; fewer than ``count``: their number
+            stays.
         least: workers that are enough where some were given up on; 0: all are needed.
         moves: may run on other hosts (``crossing``).
     """
@@ -233,10 +234,8 @@ class Program:
 
 
 def room(config: Config) -> int:
-    """Actors, or whoever steps environments, for whom links must have room: with an auto-tuner, more than there are at
-    first."""
-    actor = config.actor
-    return max(actor.actors, actor.actor_slots) if config.wiring.autotune else actor.actors
+    """Actors, or whoever steps environments, for whom links must have room: there may be more than at first."""
+    return max(config.actor.actors, config.actor.actor_slots)
 
 
 def with_room(config: Config) -> Config:
