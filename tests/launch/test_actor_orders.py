@@ -69,7 +69,8 @@ def run(
 
 
 def at_work(status: RunStatus) -> list[str]:
-    return [worker.name for worker in status.workers if worker.role == "actor" and worker.state == "acting"]
+    actors = [worker for worker in status.workers if worker.role == "actor"]
+    return [one.name for one in actors if one.state in ("acting", "waiting")]
 
 
 class Orders:
@@ -282,6 +283,7 @@ def test_the_sides_of_a_run_over_several_hosts_say_where_to_scale() -> None:
     assert actor_orders.why_fixed(side, actors) == ""
 
 
+@pytest.mark.long
 def test_a_run_that_learns_is_scaled_up_and_down(tmp_path: Path) -> None:
     config = with_actors(small(tmp_path, stop=StopConfig(minutes=5.0)), actors=1, envs_per_actor=2, actor_slots=3)
     orders = Orders(tmp_path / "run", 3, 1)
