@@ -33,7 +33,7 @@ SB3: dict[str, tuple[tuple[str, ...], bool]] = {
 # Ours that learn from unrolls; others learn from a replay.
 UNROLLS = ("a2c", "impala", "ppo", "appo", "pqn")
 BOX = ("sac", "tqc", "redq", "droq", "simba_v2", "crossq", "ddpg", "bires_ddpg", "td3", "fast_td3", "fast_sac", "d4pg")
-SHARES = (1.0, 0.1)
+SHARES = (1.0, 0.3, 0.1)
 """Parts of a task's budget that a cell may have and that a table shows."""
 # For agents whose own topology it is; else ``apex`` for a replay and ``impala`` for unrolls.
 TOPOLOGIES = {"a2c": "a3c", "appo": "sample_factory"}
