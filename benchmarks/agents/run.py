@@ -11,6 +11,7 @@ QUESTIONS = {
     "memory": "How much of the whole observation's return does a memory get without velocities?",
     "learning": "What does every agent reach, within how many steps?",
     "sb3": "The same updates from the same steps: how long, beside Stable-Baselines3?",
+    "layers": "Which share of the processor's peak does each layer of the Atari network reach?",
     "updates": "How many updates on the Atari network, beside a plain PyTorch loop?",
 }
 
