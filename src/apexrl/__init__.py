@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from apexrl.run.callbacks import Callback
     from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _HOMES = {
     "ActorConfig": "apexrl.config",
