@@ -51,6 +51,9 @@ def test_any_agent_may_learn_a_team(tmp_path: Path) -> None:
 
 
 def test_what_a_team_has_not_is_refused(tmp_path: Path) -> None:
+    for agent in ("vdn", "qmix"):
+        with pytest.raises(ConfigError, match=f"agent {agent} .* leave --no-team out, or choose an agent"):
+            validate(run("apex", agent, tmp_path, team=False), [])
     config = run("apex", "vdn", tmp_path, learned_agents=("first",))
     with pytest.raises(ConfigError, match="--learned-agents means nothing with --team"):
         validate(config, ["learned_agents"])

@@ -122,19 +122,16 @@ def _of_one(spec: EnvSpec, seen: Sequence[str], n: int) -> EnvSpec:
     """What the network of values sees: one agent's part of a team's observation, or all of another."""
     if not seen:
         return replace(spec, action=ActionSpec(n=n))
-    fields = {name: replace(spec.observation[name], shape=spec.observation[name].shape[1:]) for name in seen}
+    fields = {name: spec.each_sees(name) for name in seen}
     kept = {name: count for name, count in spec.categories.items() if name in fields}
     return EnvSpec(fields, ActionSpec(n=n), spec.stack, kept)
 
 
 def _state(spec: EnvSpec, seen: Sequence[str]) -> list[str]:
     """What a mixer sees: the state of the environment, else all; no image, and nothing whose length varies."""
-    one = _of_one(spec, seen, 1)
     told = [name for name in spec.observation if is_state(name)]
     all_else = [name for name in spec.observation if name != ACTION_MASK and not (seen and name == PRESENT)]
-    return [
-        name for name in told or all_else if not ((one if name in seen else spec).is_image(name) or spec.varies(name))
-    ]
+    return [name for name in told or all_else if not (spec.is_image(name) or spec.varies(name))]
 
 
 def _key(name: str) -> str:
