@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents import trained_agent
 from apexrl.agents.action_masks import LEAST, Observation, random_possible
 from apexrl.agents.decision import Decision
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
+from apexrl.agents.trained_network import Gradients, Loss, Trained
 from apexrl.agents.transition_batch import Transitions, as_array, fresh_transitions, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -133,30 +133,10 @@ class ValueDecomposition:
         return Loss((batch.weights * huber_loss(delta, self._config.huber)).mean(), delta.detach().abs(), taken)
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """The clipped gradient of ``loss``, as group ``q``, and every row's priority, before its weight.
-
-        Raises:
-            AgentError: a ``loss`` of your own returned no ``Loss``.
-            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
-        """
-        network, normalizer = self._network, self._normalizer
+        """See ``trained_agent.gradients``."""
+        normalizer = self._normalizer
         statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
-        measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            found = as_returned(Loss, self.loss(batch), "loss")
-        network.differentiate(found.loss)
-        priorities = as_array(found.priorities)
-        norm = network.clip(self.updates, priorities)
-        metrics: dict[str, float] = {}
-        if measured:
-            metrics = {
-                "loss": float(found.loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": float(found.q.detach().mean()) * normalizer.unit,
-                "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
-            }
-        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
+        return trained_agent.gradients(self, batch, statistics, lambda q: {"q": float(q.mean()) * normalizer.unit})
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
