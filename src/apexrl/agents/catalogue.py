@@ -51,7 +51,7 @@ _team = partial(
     AgentInfo,
     "apexrl.agents.value_decomposition:ValueDecomposition",
     DISCRETE,
-    (*KEPT, MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
+    (*KEPT, *REMEMBERS, MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
 )
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY_OR_BOTH, _GRADIENTS, item="unroll")

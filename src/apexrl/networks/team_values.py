@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn.functional import elu
 
 from apexrl.errors import SpecError
 from apexrl.networks.encoders import PLAIN, LayerChoice, VectorEncoder
+from apexrl.networks.memory import MemoryChoice
 from apexrl.networks.q_network import QNetwork
+from apexrl.networks.recall import Present, Recalled
 from apexrl.spec import ACTION_MASK, PRESENT, ActionSpec, EnvSpec, is_state, is_team
 
 Mixer = Literal["sum", "monotonic"]
@@ -61,7 +64,7 @@ class TeamValues(nn.Module):
         hidden: units of the layers for vectors.
         mixer: how values make up one.
         units: of the monotonic mixing network.
-        image_units, network, choice: as ``QNetwork``.
+        image_units, network, choice, memory: as ``QNetwork``; each agent has a memory of its own.
     """
 
     def __init__(
@@ -73,14 +76,23 @@ class TeamValues(nn.Module):
         image_units: int = 512,
         network: str = "",
         choice: LayerChoice = PLAIN,
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
         choices = spec.action.choices
         self._agents, self._most, self._stacked = len(choices), max(choices), spec.stack > 1
         self._seen = [name for name in spec.observation if spec.of_team and is_team(name)]
         n = self._most if self._seen else self._agents * self._most
+        self.rows = (self._agents,) if self._seen else ()
+        """Agents for each of which the network of values has a row, and with a memory a state."""
         self.q = QNetwork(
-            _of_one(spec, self._seen, n), hidden, False, image_units=image_units, network=network, choice=choice
+            _of_one(spec, self._seen, n),
+            hidden,
+            False,
+            image_units=image_units,
+            network=network,
+            choice=choice,
+            memory=memory,
         )
         self.mixer: nn.Module = Sum()
         self.state = nn.ModuleDict()  # makes vectors of what the mixer sees
@@ -102,10 +114,20 @@ class TeamValues(nn.Module):
         """Q_i of every action, [B, k, n]; n is that of the agent with the most."""
         if not self._seen:
             z: Tensor = self.q(observation)
+        elif isinstance(observation, Recalled):
+            z = self.q(observation.of_agents(self._agents, partial(self._cut, steps=1)))
+        elif isinstance(observation, Present):
+            each = observation.of_agents(self._cut)
+            z = self.q(each)
+            observation.after |= {name: one.unflatten(0, (-1, self._agents)) for name, one in each.after.items()}
         else:
-            axis = 2 if self._stacked else 1
-            z = self.q({name: observation[name].movedim(axis, 1).flatten(0, 1) for name in self._seen})
+            z = self.q(self._cut(observation))
         return z.view(-1, self._agents, self._most)
+
+    def _cut(self, observation: Mapping[str, Tensor], steps: int = 0) -> dict[str, Tensor]:
+        """What each agent sees, name -> [B·k, …] of [B, (T,) (stack,) k, …]; T is there if there are ``steps``."""
+        axis = 1 + steps + self._stacked
+        return {name: observation[name].movedim(axis, 1).flatten(0, 1) for name in self._seen}
 
     def together(self, values: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
         """Q [B] of what the agents chose, Q_i [B, k]. Who is not there counts as 0."""
