@@ -119,7 +119,7 @@ class TeamValues(nn.Module):
         elif isinstance(observation, Present):
             each = observation.of_agents(self._cut)
             z = self.q(each)
-            observation.after |= {name: one.unflatten(0, (-1, self._agents)) for name, one in each.after.items()}
+            observation.after |= {name: one.view(-1, self._agents, *one.shape[1:]) for name, one in each.after.items()}
         else:
             z = self.q(self._cut(observation))
         return z.view(-1, self._agents, self._most)
