@@ -34,14 +34,24 @@ class PyInbox {
     const char* why = nullptr;
     const auto* bytes = buffer.data<uint8_t>();
     const size_t size = size_t(buffer.view().len);
-    nb::gil_scoped_release release;
-    auto answer = inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, why);
-    const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
-    while (owner != nullptr && answer == CommitStatus::wait) {  // an owner in this process serves its own workers at once
-      const size_t before = done;
-      owner->serve();
-      answer = inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, why);
-      if (done == before) break;
+    size_t sound = waiting_.is(heads, buffer) ? waiting_.sound : 0;
+    CommitStatus answer;
+    {
+      nb::gil_scoped_release release;
+      const auto commit = [&] { return inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, sound, why); };
+      answer = commit();
+      const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
+      while (owner != nullptr && answer == CommitStatus::wait) {  // an owner in this process serves its own workers at once
+        const size_t before = done;
+        owner->serve();
+        answer = commit();
+        if (done == before) break;
+      }
+    }
+    waiting_ = {};
+    if (answer == CommitStatus::wait && buffer.view().readonly) {
+      waiting_ = {heads, std::make_unique<Buffer>(), sound};
+      waiting_.body->get(body.ptr(), PyBUF_C_CONTIGUOUS);
     }
     return {answer, done, why};
   }
@@ -56,8 +66,21 @@ class PyInbox {
   }
 
  private:
+  // A frame for which there was no room. Its bytes are held, so that they stay where and what they are: they are checked once.
+  struct Waiting {
+    std::vector<ChunkHead> heads;
+    std::unique_ptr<Buffer> body;
+    size_t sound = 0;  // as Inbox::commit has it
+
+    bool is(const std::vector<ChunkHead>& its, const Buffer& other) const {
+      const Py_buffer& now = other.view();
+      return body != nullptr && now.readonly && body->view().buf == now.buf && body->view().len == now.len && heads == its;
+    }
+  };
+
   std::shared_ptr<PyReplay> replay_;
   Inbox inbox_;
+  Waiting waiting_;
 };
 
 nb::object row_of(const ChunkHead& c) {

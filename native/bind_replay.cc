@@ -69,6 +69,7 @@ std::vector<FieldType> field_types(nb::list fields, std::vector<Column>& columns
     uint64_t bytes = itemsize;
     for (Py_ssize_t d : shape) bytes *= uint64_t(d);
     if (bytes > UINT32_MAX) throw std::invalid_argument("a field is larger than 4 GiB");
+    if (compressed && bytes > kLargestInput) throw std::invalid_argument("a compressed field is larger than 0x7E000000 bytes, LZ4's most");
     const uint32_t unit = ragged != 0 ? uint32_t(bytes / uint64_t(shape.at(0))) : compressed;
     columns.push_back(Column{uint32_t(bytes), itemsize, windowed, sampled, 0, per_item, 0, 0, ragged, unit, compressed});
     types.push_back(FieldType{name, kind[0], itemsize, shape, ragged});

@@ -26,6 +26,8 @@ struct ChunkHead {
   uint32_t cells;      // per-item values
   uint32_t items;
   uint64_t bytes;      // of the body
+
+  bool operator==(const ChunkHead&) const = default;
 };
 
 // Without ragged values.

@@ -15,10 +15,10 @@
 
 namespace apexrl {
 
-static_assert(LZ4_MAX_INPUT_SIZE < INT32_MAX);
+static_assert(kLargestInput == LZ4_MAX_INPUT_SIZE && kLargestInput < INT32_MAX);
 
 uint32_t compress(const uint8_t* from, uint32_t n, uint8_t* out) {
-  if (n > 1 && n <= LZ4_MAX_INPUT_SIZE) {
+  if (n > 1 && n <= kLargestInput) {
     const int bytes = LZ4_compress_default(reinterpret_cast<const char*>(from), reinterpret_cast<char*>(out), int(n), int(n - 1));
     if (bytes > 0) return uint32_t(bytes);
   }
@@ -31,7 +31,7 @@ bool decompress(const uint8_t* from, uint32_t bytes, uint8_t* out, uint32_t n) {
     std::memcpy(out, from, n);
     return true;
   }
-  if (bytes < n && n <= LZ4_MAX_INPUT_SIZE &&
+  if (bytes < n && n <= kLargestInput &&
       LZ4_decompress_safe(reinterpret_cast<const char*>(from), reinterpret_cast<char*>(out), int(bytes), int(n)) == int(n))
     return true;
   std::memset(out, 0, n);

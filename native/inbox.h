@@ -125,16 +125,19 @@ class Inbox {
   }
 
   // Commits the chunks of a frame, the first of which is number `sequence` of an account's sender, with its item number
-  // `item`. `done`: chunks before which all is done with, before and after the call. Answers the last chunk's status.
+  // `item`. `done`: chunks before which all is done with, before and after the call; `sound`: before which an earlier call
+  // with these bytes found no flaw. Answers the last chunk's status.
   CommitStatus commit(const uint32_t* streams, const std::vector<ChunkHead>& heads, const uint8_t* body, uint64_t bytes,
-                      uint32_t account, uint64_t sequence, uint64_t item, size_t& done, const char*& why) {
+                      uint32_t account, uint64_t sequence, uint64_t item, size_t& done, size_t& sound, const char*& why) {
     CommitStatus answer = CommitStatus::done;
     uint64_t at = 0;
     for (size_t k = 0; k < heads.size(); item += heads[k].items, at += heads[k].bytes, ++k) {
       why = heads[k].bytes > bytes - at ? "its body is cut off" : nullptr;
       if (why != nullptr) return CommitStatus::refused;
       if (k < done) continue;
-      answer = commit(streams[k], heads[k], body + at, heads[k].bytes, account, sequence + k, item, why);
+      bool checked = k < sound;
+      answer = commit(streams[k], heads[k], body + at, heads[k].bytes, account, sequence + k, item, checked, why);
+      if (checked) sound = std::max(sound, k + 1);
       if (answer != CommitStatus::done && answer != CommitStatus::repeated) return answer;
       done = k + 1;
     }
@@ -142,9 +145,10 @@ class Inbox {
   }
 
   // Commits chunk number `sequence` of an account's sender, whose first item is its number `item`. With CommitStatus::wait
-  // a part may be committed already: the call is to be repeated, and goes on there.
+  // a part may be committed already: the call is to be repeated, and goes on there. `sound`: an earlier call with these bytes
+  // found no flaw, and this one does not look for any; after the call, whether there is none.
   CommitStatus commit(uint32_t i, const ChunkHead& c, const uint8_t* body, uint64_t bytes, uint32_t account, uint64_t sequence,
-                uint64_t item, const char*& why) {
+                uint64_t item, bool& sound, const char*& why) {
     why = nullptr;
     if (view_.header().closed.load(std::memory_order_relaxed)) return CommitStatus::closed;
     Account& account_state = receipts_.account(account);
@@ -153,7 +157,8 @@ class Inbox {
       account_state.repeated.fetch_add(std::min(c.items, 65535u), std::memory_order_relaxed);
       return CommitStatus::repeated;
     }
-    why = flaw_of(view_, c, body, bytes, least_);
+    if (!sound) why = flaw_of(view_, c, body, bytes, least_);
+    sound = why == nullptr;
     const uint64_t expected = account_state.next_item.load(std::memory_order_relaxed);
     uint32_t from = sequence == progress >> 16 ? uint32_t(progress & 0xffff) : 0;
     if (why == nullptr && from >= c.positions) why = "it is another chunk than the one that came before under its number";

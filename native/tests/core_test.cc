@@ -296,8 +296,9 @@ void random_chunks(unsigned seed) {
       at += head.bytes;
       const auto commit = [&](const ChunkHead& h, const std::vector<uint8_t>& bytes) {
         const char* why = nullptr;
+        bool sound = false;
         CommitStatus answer = CommitStatus::wait;
-        while ((answer = inbox.commit(uint32_t(h.source) % streams, h, bytes.data(), bytes.size(), 0, sequence, items, why)) == CommitStatus::wait)
+        while ((answer = inbox.commit(uint32_t(h.source) % streams, h, bytes.data(), bytes.size(), 0, sequence, items, sound, why)) == CommitStatus::wait)
           owner->serve();
         return answer;
       };

@@ -303,11 +303,12 @@ void bring(Replay& replay, const std::shared_ptr<Segment>& receipts, const std::
   for (const Parcel& parcel : parcels) {
     if (parcel.sequence == lost) continue;
     const char* why = nullptr;
+    bool sound = false;
     CommitStatus answer = CommitStatus::wait;
     for (int tries = 0; answer == CommitStatus::wait && tries < 2000; ++tries) {
       if (tries > 0) inbox.wait(1'000'000);
       answer = inbox.commit(uint32_t(parcel.head.source & 1), parcel.head, parcel.body.data(), parcel.body.size(), 1,
-                            parcel.sequence, parcel.item, why);
+                            parcel.sequence, parcel.item, sound, why);
     }
     CHECK(answer == CommitStatus::done || answer == CommitStatus::repeated);
   }

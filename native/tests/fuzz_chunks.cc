@@ -283,8 +283,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const bool sound = flaw_of(view, sent.head, body.data(), body.size(), least_priority(view)) == nullptr;
     CommitStatus answer = CommitStatus::wait;
     const char* why = nullptr;
+    bool checked = false;
     for (int turn = 0; turn < 20 && answer == CommitStatus::wait; ++turn) {
-      answer = rig.inbox->commit(flavour == 4 ? 0 : lane, sent.head, body.data(), body.size(), account, number, item, why);
+      answer = rig.inbox->commit(flavour == 4 ? 0 : lane, sent.head, body.data(), body.size(), account, number, item, checked, why);
       if (answer == CommitStatus::wait && !sampled) break;
       if (answer == CommitStatus::wait) sample(rig);
       counts.waited += answer == CommitStatus::wait;

@@ -31,6 +31,8 @@ below it; and who takes part, [k]."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
 
+_LZ4_MOST_BYTES = 0x7E000000
+
 ACHIEVED_GOAL, DESIRED_GOAL = "observation/achieved_goal", "observation/desired_goal"
 """What a goal environment shows besides (gymnasium-robotics' ``GoalEnv``)."""
 
@@ -85,6 +87,8 @@ class Field:
             )
         if self.compressed and (self.ragged or self.per_item):
             raise SpecError("a Field cannot be compressed and ragged or per_item")
+        if self.compressed and math.prod(shape) * dtype.itemsize > _LZ4_MOST_BYTES:
+            raise SpecError(f"Field shape {shape} is larger than 0x7E000000 bytes, of which LZ4 compresses no more")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
 
@@ -339,9 +343,15 @@ class EnvSpec:
         """Whether a field is of variable length, or the length of one."""
         return name in self.padded or name.removesuffix(LENGTH) in self.padded
 
-    def is_image(self, name: str) -> bool:
-        """Whether a field is encoded by convolutions over its numbers: three dimensions, or two of uint8."""
+    def each_sees(self, name: str) -> Field:
+        """A field as one agent sees it: where it is a team's, without the first dimension."""
         field = self.observation[name]
+        return replace(field, shape=field.shape[1:]) if self.of_team and is_team(name) else field
+
+    def is_image(self, name: str) -> bool:
+        """Whether a field is encoded by convolutions over its numbers: three dimensions, or two of uint8, as one agent
+        sees it."""
+        field = self.each_sees(name)
         shaped = len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
         return shaped and name not in self.padded and name not in self.categories
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from apexrl.errors import SpecError
+from apexrl.networks.encoders import encoder_for
 from apexrl.networks.team_values import Monotonic, Sum, TeamValues
 from apexrl.spec import PRESENT, TEAM, ActionSpec, EnvSpec, Field
 
@@ -103,6 +104,30 @@ def test_a_mixer_over_images_alone_is_refused() -> None:
         TeamValues(images, (8,), "monotonic", 8)
     found = TeamValues(images, (8,), "sum", 8)({TEAM: torch.zeros((5, 2, 12, 12, 3), dtype=torch.uint8)})
     assert found.shape == (5, 2, 3)
+
+
+def test_an_image_is_what_one_agent_sees_as_one() -> None:
+    action = ActionSpec(shape=(2,), nvec=(3, 3), starts=(0, 0))
+    shapes = {"picture": ((2, 12, 11, 3), "uint8"), "grey": ((2, 12, 12), "uint8")}
+    shapes |= {"bytes": ((2, 5), "uint8"), "matrix": ((2, 3, 4), "float32")}
+    fields = {f"{TEAM}/{name}": Field(*form) for name, form in shapes.items()}
+    spec = EnvSpec({**fields, PRESENT: Field((2,), "int8")}, action)
+    assert {name for name in fields if spec.is_image(name)} == {f"{TEAM}/picture", f"{TEAM}/grey"}
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize("shape", [(12, 11, 3), (12, 12)])
+def test_an_agent_that_learns_a_team_as_one_sees_its_images_as_frames(shape: tuple[int, ...], stack: int) -> None:
+    action = ActionSpec(shape=(2,), nvec=(3, 3), starts=(0, 0))
+    spec = EnvSpec({TEAM: Field((2, *shape), "uint8"), PRESENT: Field((2,), "int8")}, action, stack)
+    frames = EnvSpec({"observation": Field(shape, "uint8")}, action, 2 * stack)
+    found, expected = (encoder_for(one, ()).module for one in (spec, frames))
+    expected.encoders[0].load_state_dict(found.encoders[0].state_dict())  # type: ignore[index,union-attr]
+    images = torch.randint(0, 256, (4, *((stack,) if stack > 1 else ()), 2, *shape), dtype=torch.uint8)
+    there = torch.ones((*images.shape[: -len(shape) - 1], 2), dtype=torch.int8)
+    features = found({TEAM: images, PRESENT: there})
+    alone = expected({"observation": images.view(4, 2 * stack, *shape)})
+    torch.testing.assert_close(features[:, : alone.shape[1]], alone)
 
 
 def test_a_key_of_that_name_makes_no_team() -> None:

@@ -291,6 +291,9 @@ def test_what_cannot_be_compressed_or_changed_is_refused():
         Field((4,), "uint8", ragged=True, compressed=True)
     with pytest.raises(SpecError, match="cannot be compressed and ragged or per_item"):
         Field((4,), "uint8", per_item=True, compressed=True)
+    with pytest.raises(SpecError, match="larger than 0x7E000000 bytes"):
+        Field((0x7E000001,), "uint8", compressed=True)
+    assert Field((0x7E000000,), "uint8", compressed=True).nbytes < Field((0x7E000001,), "uint8").nbytes
     goals = {"observation/achieved_goal": Field((3,), "float32", compressed=True)}
     with pytest.raises(ConfigError, match="achieved_goal' is compressed"):
         Replay(100, goals, kind="transition", hindsight="future")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from chunk_pair import KINDS, Simulator, everything, pair, sound_chunk
+from chunk_pair import KINDS, Simulator, everything, fields, pair, sound_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from open_replays import kept
 
-from apexrl.errors import FrameError
+from apexrl.errors import FrameError, WaitTimeout
+from apexrl.replay import Replay
+from apexrl.replay.chunks import ChunkSink, Receipts
 
 
 @pytest.mark.parametrize(
@@ -88,3 +91,41 @@ def test_numbers_out_of_order_are_refused():
     with pytest.raises(FrameError, match="out of range"):
         sink.commit("host/1", 2**64, 2000, head, body)
     assert sink.commit("host/1", 1, 2000, head, body)
+
+
+def test_a_chunk_that_waits_is_checked_once_and_no_other_in_its_place():
+    head, body, _, _ = sound_chunk()
+    there = kept(Replay(4, fields("transition"), sampler="fifo", streams=4, **KINDS["transition"]))
+    sink = ChunkSink(there, Receipts(8), 4)
+    sink.open()
+    owned = bytearray(body)
+    waiting = memoryview(owned).toreadonly()
+    damaged = bytes(np.float32(np.nan).tobytes() + body[4:])  # the first reward
+
+    def commit(bytes_):
+        return sink.commit("host/1", 0, 0, head, bytes_)
+
+    with pytest.raises(WaitTimeout):
+        commit(waiting)
+    with pytest.raises(FrameError, match="a reward is NaN"):
+        commit(damaged)
+    with pytest.raises(WaitTimeout):
+        commit(waiting)
+    owned[:] = damaged
+    with pytest.raises(FrameError, match="a reward is NaN"):
+        commit(owned)  # who may change them, may have
+    owned[:] = body
+    with pytest.raises(WaitTimeout):
+        commit(waiting)
+    owned[:] = damaged  # which nobody does to what was received: it shows that no second look is taken
+    with pytest.raises(WaitTimeout):
+        commit(waiting)
+    owned[:] = body
+    for _ in range(head.items):
+        there.sample(1)
+        try:
+            assert commit(waiting)
+            break
+        except WaitTimeout:
+            continue
+    assert there.core.native.check() == 0.0

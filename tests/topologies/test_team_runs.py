@@ -38,6 +38,15 @@ def test_a_sum_earns_seven_and_a_monotonic_mixture_eight(agent: str, best: float
     assert launch(run("apex", agent, tmp_path), [])["last_weights_return"] == best
 
 
+@pytest.mark.parametrize(("agent", "topology"), [pytest.param("vdn", "seed", marks=pytest.mark.long), ("qmix", "apex")])
+def test_with_a_memory_they_know_what_a_cue_said(agent: str, topology: str, tmp_path: Path) -> None:
+    """A team that forgets earns 4."""
+    own = {"env_kwargs": {"game": "cue"}, "memory": "gru", "recurrent_units": 16, "hidden": (16,), "batch_size": 16}
+    own |= {"sequence_length": 2, "sequence_stride": 2, "burn_in": 0, "min_size": 100, "env_steps": 3_000}
+    own |= {"updates_per_step": 0.125, "learning_rate": 5e-3, "eval_episodes": 20}
+    assert launch(run(topology, agent, tmp_path, **own), [])["last_weights_return"] == 8.0
+
+
 @pytest.mark.parametrize("topology", ["seed", "gorila"])
 def test_they_run_wherever_transitions_do(topology: str, tmp_path: Path) -> None:
     small = {"env_steps": 400, "updates_per_step": 0.0, "learners": 1, "n_step": 2, "show_agent": True}
@@ -51,6 +60,9 @@ def test_any_agent_may_learn_a_team(tmp_path: Path) -> None:
 
 
 def test_what_a_team_has_not_is_refused(tmp_path: Path) -> None:
+    for agent in ("vdn", "qmix"):
+        with pytest.raises(ConfigError, match=f"agent {agent} .* leave --no-team out, or choose an agent"):
+            validate(run("apex", agent, tmp_path, team=False), [])
     config = run("apex", "vdn", tmp_path, learned_agents=("first",))
     with pytest.raises(ConfigError, match="--learned-agents means nothing with --team"):
         validate(config, ["learned_agents"])

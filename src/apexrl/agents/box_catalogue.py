@@ -7,6 +7,7 @@ from typing import Any
 
 from apexrl.agents.agent_info import BOX, BOX_OR_BOTH, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
+from apexrl.config import value_settings as values
 from apexrl.config.schema import ActionNoiseSettings, HindsightSettings
 
 _SOFT = (*SOFT, families.ActingNoiseSettings)
@@ -125,7 +126,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "simba_v2": AgentInfo(
         "apexrl.agents.simba_v2:SimbaV2",
         BOX,
-        (*_SOFT, families.TargetSettings, families.EnsembleSettings, families.CategoricalSettings),
+        (*_SOFT, families.TargetSettings, families.EnsembleSettings, values.CategoricalSettings),
         "SAC on residual blocks whose features and weights have length 1, with categorical critics",
         "Lee et al. 2025, Hyperspherical Normalization for Scalable Deep Reinforcement Learning, arXiv 2502.15280",
         _ACTOR_CRITIC
@@ -155,7 +156,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
             *REMEMBERS,
             families.TargetSettings,
             families.EnsembleSettings,
-            families.CategoricalSettings,
+            values.CategoricalSettings,
             "layer_norm",
             "eager_targets",
         ),
@@ -280,7 +281,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         BOX,
         (
             *_DETERMINISTIC,
-            families.CategoricalSettings,
+            values.CategoricalSettings,
             "target_noise",
             "target_noise_clip",
             "eager_targets",
@@ -314,7 +315,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
     "d4pg": AgentInfo(
         "apexrl.agents.d4pg:D4PG",
         BOX,
-        (*_DETERMINISTIC, families.CategoricalSettings),
+        (*_DETERMINISTIC, values.CategoricalSettings),
         "DDPG with a distributional critic, five-step returns and priorities: Ape-X DPG's replay. Set --v-min, --v-max",
         "Barth-Maron et al. 2018, Distributed Distributional Deterministic Policy Gradients, arXiv 1804.08617; "
         "Horgan et al. 2018, Distributed Prioritized Experience Replay, arXiv 1803.00933, appendix D",

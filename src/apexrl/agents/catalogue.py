@@ -19,19 +19,21 @@ from apexrl.agents.agent_info import (
 )
 from apexrl.agents.box_catalogue import BOX_AGENTS
 from apexrl.config import agent_settings as families
+from apexrl.config import value_settings as values
+from apexrl.config.agent_game_settings import MixingSettings
 from apexrl.config.schema import EpsilonSettings, HindsightSettings
 
 _EPSILON = (EpsilonSettings, "exploration_steps")
-_VALUES = (*KEPT, families.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
+_VALUES = (*KEPT, values.ValueSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "huber")
 _DQN = (
     *_VALUES,
     *REMEMBERS,
     HindsightSettings,
-    families.ResetSettings,
-    families.NoisySettings,
-    families.MunchausenSettings,
-    families.DistributionSettings,
-    families.CategoricalSettings,
+    values.ResetSettings,
+    values.NoisySettings,
+    values.MunchausenSettings,
+    values.DistributionSettings,
+    values.CategoricalSettings,
     families.ConservativeSettings,
 )
 _GRADIENTS = (
@@ -49,7 +51,7 @@ _team = partial(
     AgentInfo,
     "apexrl.agents.value_decomposition:ValueDecomposition",
     DISCRETE,
-    (*KEPT, families.MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
+    (*KEPT, *REMEMBERS, MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
 )
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY_OR_BOTH, _GRADIENTS, item="unroll")

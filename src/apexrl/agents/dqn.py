@@ -30,7 +30,7 @@ from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_batch import items_time_first
 from apexrl.agents.sequence_steps import item_priorities, of_sequences, recorded_at, steps_of
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
+from apexrl.agents.trained_network import Gradients, Loss, Trained
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.offline import conservative_penalty
@@ -229,35 +229,25 @@ class DQN:
         return returns.backed_up(reward, batch.discount, targets.value(later, chooser))
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """The clipped gradient of ``loss``, as group ``q``, and every row's priority, before its weight.
-
-        Raises:
-            AgentError: a ``loss`` of your own returned no ``Loss``.
-            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
-        """
-        network, normalizer = self._network, self._normalizer
+        """See ``trained_agent.gradients``."""
+        normalizer = self._normalizer
         statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
-        measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and self._by_hand:
-                found = self._loss_by_hand(batch, measured)
-            else:
-                found = as_returned(Loss, self.loss(batch), "loss")
-                network.differentiate(found.loss)
-        priorities = as_array(item_priorities(batch, found.priorities, self._config.priority_eta))
-        norm = network.clip(self.updates, priorities)
-        metrics: dict[str, float] = {}
-        if measured:
-            answers = self._returns.read(found.q.detach())
-            metrics = {
-                "loss": float(found.loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": self._choices.masks.mean(self._returns.means(answers), batch.observation) * normalizer.unit,
-                "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
-                **(diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}),
-            }
-        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
+
+        def measure(z: Tensor) -> diagnostics.Metrics:
+            answers = self._returns.read(z)
+            q = self._choices.masks.mean(self._returns.means(answers), batch.observation) * normalizer.unit
+            edges = diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}
+            return {"q": q, **edges}
+
+        return trained_agent.gradients(self, batch, statistics, measure, self._differentiated)
+
+    def _differentiated(self, batch: Transitions, measured: bool) -> Loss:
+        """As ``trained_agent.differentiated``, by hand where that is faster; priorities are those of what was drawn."""
+        if is_accelerated(self.loss) and is_accelerated(self._returns.losses) and self._by_hand:
+            found = self._loss_by_hand(batch, measured)
+        else:
+            found = trained_agent.differentiated(self, batch)
+        return found._replace(priorities=item_priorities(batch, found.priorities, self._config.priority_eta))
 
     def _loss_by_hand(self, batch: Transitions, measured: bool) -> Loss:
         """``loss`` with its gradient written out: the accelerator of ``gradients``, which it leaves in the network.

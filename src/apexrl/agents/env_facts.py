@@ -24,7 +24,7 @@ class EnvFacts(NamedTuple):
 
         Three dimensions are an image, as are two of uint8 (``EnvSpec.is_image``).
         """
-        images = [field.shape for name, field in self.spec.observation.items() if self.spec.is_image(name)]
+        images = [self.spec.each_sees(name).shape for name in self.spec.observation if self.spec.is_image(name)]
         return max((sorted(shape)[-2] for shape in images), default=0)
 
     @property

@@ -78,14 +78,20 @@ class Remembers:
     Args:
         acting: of the network that chooses actions.
         others: of those that judge them; they see the same, as their states are recorded too.
+        rows: agents of a team, each of which has a state; of one agent none.
     """
 
     def __init__(
-        self, config: AgentConfig, device: torch.device, acting: list[MemoryTrunk], others: list[MemoryTrunk]
+        self,
+        config: AgentConfig,
+        device: torch.device,
+        acting: list[MemoryTrunk],
+        others: list[MemoryTrunk],
+        rows: tuple[int, ...] = (),
     ) -> None:
         self.item = Item("sequence", config.sequence_length, config.sequence_stride, config.burn_in)
         shapes = {name: shape for trunk in (*acting, *others) for name, shape in trunk.fields.items()}
-        self.fields = {name: Field(shape, "float32", per_item=True) for name, shape in shapes.items()}
+        self.fields = {name: Field((*rows, *shape), "float32", per_item=True) for name, shape in shapes.items()}
         self._others, self._device = others, device
 
     def now(self, observation: Observation, state: State) -> Present:
@@ -131,8 +137,11 @@ def prepare(agent: WithMemory, batch: Sampled) -> Transitions | Sequences:
     return agent._memory.prepare(batch)
 
 
-def memory_of(config: AgentConfig, device: torch.device, acting: nn.Module, *others: nn.Module) -> Memory:
-    """Of an agent with these networks: the one that chooses actions, and those that judge them.
+def memory_of(
+    config: AgentConfig, device: torch.device, acting: nn.Module, *others: nn.Module, rows: tuple[int, ...] = ()
+) -> Memory:
+    """Of an agent with these networks: the one that chooses actions, and those that judge them; ``rows`` as of
+    ``Remembers``.
 
     Raises:
         AgentError: the settings cannot go with a memory.
@@ -145,7 +154,7 @@ def memory_of(config: AgentConfig, device: torch.device, acting: nn.Module, *oth
             f"{config.agent}: --anneal-horizon changes n and γ of transitions, and with --memory {config.memory} steps "
             "of sequences are learned from: leave one of them out"
         )
-    return Remembers(config, device, trunks, memory_trunks(*others))
+    return Remembers(config, device, trunks, memory_trunks(*others), rows)
 
 
 def memory_choice(config: AgentConfig) -> MemoryChoice | None:

@@ -18,7 +18,7 @@ from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
+from apexrl.agents.trained_network import Gradients, Loss, Trained
 from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -165,30 +165,14 @@ class R2D2:
         return sequence_lambda_target(reward, discount, mask, bootstrap, traces(config, greedy), config.rescaling_eps)
 
     def gradients(self, batch: Sequences) -> Gradients:
-        """The clipped gradient of ``loss``, as group ``q``, and the priority of every sequence.
-
-        Raises:
-            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
-        """
-        network, normalizer = self._network, self._normalizer
+        """See ``trained_agent.gradients``."""
+        normalizer = self._normalizer
         statistics, batch = normalizer.groups(batch, self.updates), normalizer.sequences(batch)
-        measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            found = as_returned(Loss, self.loss(batch), "loss")
-        network.differentiate(found.loss)
-        priorities = as_array(found.priorities)
-        norm = network.clip(self.updates, priorities)
-        metrics: dict[str, float] = {}
-        if measured:
-            q = unscale(found.q.detach(), self._config.rescaling_eps)[batch.mask].mean()
-            metrics = {
-                "loss": float(found.loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": float(q) * normalizer.unit,
-                "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
-            }
-        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
+
+        def measure(q: Tensor) -> diagnostics.Metrics:
+            return {"q": float(unscale(q, self._config.rescaling_eps)[batch.mask].mean()) * normalizer.unit}
+
+        return trained_agent.gradients(self, batch, statistics, measure)
 
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""

@@ -5,16 +5,17 @@ An agent takes them into its class by name (``weights, load = trained_agent.weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from apexrl.agents import diagnostics
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
-from apexrl.agents.trained_network import Gradients, Trained, held
-from apexrl.agents.transition_batch import Transitions, transitions
+from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned, held
+from apexrl.agents.transition_batch import Transitions, as_array, transitions
 from apexrl.config import AgentConfig
 from apexrl.protocols import Arrays, Learned, Sampled
 from apexrl.spec import Array
@@ -41,6 +42,63 @@ class OnDevice(Protocol):
 def prepare(agent: OnDevice, batch: Sampled) -> Transitions:
     """Copy a batch to the device: asynchronously on CUDA, not at all on the CPU."""
     return transitions(batch, agent._device)
+
+
+class ValueAgent(Protocol):
+    """An agent of one network of values, with a loss."""
+
+    networks: dict[str, Trained[Any]]
+    updates: int
+    _network: Trained[Any]
+
+    def loss(self, batch: Any) -> Loss: ...
+
+
+def differentiated(agent: ValueAgent, batch: Any) -> Loss:
+    """``loss`` of a batch, whose gradient is in the network from here on.
+
+    Raises:
+        AgentError: a ``loss`` of your own returned no ``Loss``.
+    """
+    found = as_returned(Loss, agent.loss(batch), "loss")
+    agent._network.differentiate(found.loss)
+    return found
+
+
+def gradients(
+    agent: ValueAgent,
+    batch: diagnostics.Weighted,
+    statistics: Mapping[str, Tensor],
+    measure: Callable[[Tensor], diagnostics.Metrics],
+    differentiate: Callable[[Any, bool], Loss] | None = None,
+) -> Gradients:
+    """The clipped gradient of ``loss``, as group ``q``, and every item's priority, before its weight.
+
+    Args:
+        batch: scaled.
+        statistics: the normalizer's groups.
+        measure: metrics of the Q-values that the loss is of.
+        differentiate: (batch, whether metrics are reported) -> ``loss``, with its gradient in the network.
+
+    Raises:
+        AgentError: a ``loss`` of your own returned no ``Loss``.
+        NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
+    """
+    measured = agent.updates % METRICS_PERIOD_UPDATES == 0
+    with diagnostics.DeadUnits(measured) as units:
+        found = differentiate(batch, measured) if differentiate else differentiated(agent, batch)
+    priorities = as_array(found.priorities)
+    norm = agent._network.clip(agent.updates, priorities)
+    metrics: dict[str, float] = {}
+    if measured:
+        metrics = {
+            "loss": float(found.loss.detach()),
+            "priority": float(priorities.mean()),
+            **measure(found.q.detach()),
+            "gradient_norm": norm,
+            **diagnostics.of_weighted(batch, agent.networks, units),
+        }
+    return Gradients({"q": agent._network.gradient, **statistics}, priorities, metrics)
 
 
 def update(agent: TrainedAgent, prepared: Any) -> Learned:

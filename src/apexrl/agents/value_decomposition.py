@@ -14,19 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.agents import diagnostics, trained_agent
+from apexrl.agents import diagnostics, memory, trained_agent
 from apexrl.agents.action_masks import LEAST, Observation, random_possible
 from apexrl.agents.decision import Decision
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned
-from apexrl.agents.transition_batch import Transitions, as_array, fresh_transitions, on_device
+from apexrl.agents.sequence_steps import item_priorities
+from apexrl.agents.trained_network import Gradients, Loss, Trained
+from apexrl.agents.transition_batch import Transitions, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.losses import huber_loss
+from apexrl.networks.recall import Present
 from apexrl.networks.team_values import TeamValues
-from apexrl.protocols import Acted, Arrays, Item, State
+from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import ACTION_MASK, EnvSpec, Field
 
 
@@ -44,8 +46,6 @@ class ValueDecomposition:
     Raises:
         AgentError: the actions are a box.
     """
-
-    item = Item()
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         action = spec.action
@@ -71,55 +71,60 @@ class ValueDecomposition:
                 config.image_units,
                 config.network,
                 layer_choice(config),
+                memory.memory_choice(config),
             ).to(self._device)
         self._network = Trained("", network, config, target=True)
         self._normalizer = Normalizer(spec, config, self._device)
+        self._memory = memory.memory_of(config, self._device, network, rows=network.rows)
+        self.item = self._memory.item
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
     @property
     def step_spec(self) -> dict[str, Field]:
-        """Nothing is recorded: priorities take a pass of the network."""
-        return {}
+        """Priorities take a pass of the network, so values are not recorded; with a memory every sequence records the
+        states of all agents before it."""
+        return self._memory.fields
 
     # Acting
 
     @torch.no_grad()
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Actions, int64 [B] or [B, k]. ``exploration`` is the ε [B] with which each agent by itself acts at random."""
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), state)
         actions = self._possible_values(seen, observations).argmax(dim=2).cpu().numpy()
         if not greedy:
             explore = self._rng.random(actions.shape, np.float32) < exploration[:, None]
             possible = self._possible(observations).cpu().numpy()
             possible = np.broadcast_to(possible, (len(actions), *possible.shape[1:]))
             actions[explore] = random_possible(possible[explore], self._rng)
-        return Acted(actions if self._spec.action.nvec else actions[:, 0], {}, state)
+        return self._memory.acted(actions if self._spec.action.nvec else actions[:, 0], {}, seen, state, greedy)
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy actions of raw observations, in PyTorch alone; see ``Decides``."""
-        chosen = self._possible_values(self._normalizer.observation(observation), observation).argmax(dim=2)
-        return Decision(chosen if self._spec.action.nvec else chosen[:, 0], {})
+        seen = Present(self._normalizer.observation(observation), state)
+        chosen = self._possible_values(seen, observation).argmax(dim=2)
+        return Decision(chosen if self._spec.action.nvec else chosen[:, 0], seen.after)
 
     @torch.no_grad()
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """Q [B] of the greedy actions at episodes' first observations."""
-        seen = self._normalizer.observation(on_device(observations, self._device))
+        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), None)
         values = self._possible_values(seen, observations).amax(dim=2)
         return as_array(self._network.network.together(values, seen) * self._normalizer.unit)
 
     @torch.no_grad()
     def priorities(self, items: Arrays) -> NDArray[np.float32]:
-        """|δ| [N]: passes of the newest published network over both states."""
-        batch = self._normalizer.transitions(fresh_transitions(items, self._device))
+        """|δ| [N], of sequences as ``priority_eta`` says: passes of the newest published network over both states."""
+        batch = self._normalizer.transitions(self._memory.fresh(items))
         network = self._network.network
         target = self._target(batch, network, self._possible_values(batch.next_observation, batch.next_observation))
-        return as_array((target - self._taken(batch)).abs())
+        return as_array(item_priorities(batch, (target - self._taken(batch)).abs(), self._config.priority_eta))
 
     # Learning
 
-    prepare = trained_agent.prepare
+    prepare = memory.prepare
 
     def loss(self, batch: Transitions) -> Loss:
         """mean(w·L(y − Q(s, a))) with y = R + d·Q⁻(s', a'), where each agent's a' is its best one by its own values: of
@@ -133,30 +138,19 @@ class ValueDecomposition:
         return Loss((batch.weights * huber_loss(delta, self._config.huber)).mean(), delta.detach().abs(), taken)
 
     def gradients(self, batch: Transitions) -> Gradients:
-        """The clipped gradient of ``loss``, as group ``q``, and every row's priority, before its weight.
-
-        Raises:
-            AgentError: a ``loss`` of your own returned no ``Loss``.
-            NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
-        """
-        network, normalizer = self._network, self._normalizer
+        """See ``trained_agent.gradients``."""
+        normalizer = self._normalizer
         statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
-        measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            found = as_returned(Loss, self.loss(batch), "loss")
-        network.differentiate(found.loss)
-        priorities = as_array(found.priorities)
-        norm = network.clip(self.updates, priorities)
-        metrics: dict[str, float] = {}
-        if measured:
-            metrics = {
-                "loss": float(found.loss.detach()),
-                "priority": float(priorities.mean()),
-                "q": float(found.q.detach().mean()) * normalizer.unit,
-                "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
-            }
-        return Gradients({"q": network.gradient, **statistics}, priorities, metrics)
+
+        def measure(q: Tensor) -> diagnostics.Metrics:
+            return {"q": float(q.mean()) * normalizer.unit}
+
+        return trained_agent.gradients(self, batch, statistics, measure, self._differentiated)
+
+    def _differentiated(self, batch: Transitions, measured: bool) -> Loss:
+        """As ``trained_agent.differentiated``; priorities are those of what was drawn."""
+        found = trained_agent.differentiated(self, batch)
+        return found._replace(priorities=item_priorities(batch, found.priorities, self._config.priority_eta))
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""

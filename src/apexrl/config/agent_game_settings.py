@@ -1,11 +1,12 @@
-"""Settings of environments of several agents: what each is shown, who is learned, and who plays the others."""
+"""Settings of environments of several agents: what each is shown, who is learned, and who plays the others; and how the
+values of a team make up one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from apexrl.config.settings import Range
+from apexrl.config.settings import Needs, Range
 
 OWN: Final = "self"
 """In ``played_by``: the run's own pool."""
@@ -46,3 +47,14 @@ class AgentGameSettings:
     pool: its earlier policies, all alike, which get better as it does."""
     elo_k: Annotated[float, Range(above=0, at_most=1000)] = 16.0
     """Elo's K: most points that one game changes a rating by."""
+
+
+@dataclass(frozen=True)
+class MixingSettings:
+    """How the values of a team's agents make up one."""
+
+    mixer: Literal["sum", "monotonic"] = "monotonic"
+    """sum: they are added (VDN). monotonic: by a network that grows with each (QMIX).
+    Its weights follow from the state, which --show-state adds to observations, else from what all agents see."""
+    mixing_units: Annotated[int, Range(1, 1 << 20), Needs("mixer", ("monotonic",))] = 32
+    """Units of the mixing network's hidden layer (QMIX: 32)."""

@@ -304,22 +304,8 @@ def store(leaves: Sequence[Leaf], shown: Any, observation: dict[str, Array], row
     Raises:
         EnvError: it does not fit its space.
     """
-    for leaf in leaves:
-        value = shown
-        try:
-            for key in leaf.path:
-                value = value[key]
-        except (KeyError, IndexError, TypeError) as error:
-            raise EnvError(
-                f"{where} showed agent {agent!r} nothing of {leaf.name!r}, which its observation space has"
-            ) from error
-        if leaf.writer is not None:
-            with blame(where, f"an observation of agent {agent!r}"):
-                leaf.writer.write(value, observation, row)
-        elif np.shape(value) != leaf.field.shape:
-            raise EnvError(
-                f"{where} showed agent {agent!r} {leaf.name!r} of shape {list(np.shape(value))}; its observation space "
-                f"says {list(leaf.field.shape)}"
-            )
-        else:
-            observation[leaf.name][row] = value - leaf.start if leaf.start else value
+    try:
+        for leaf in leaves:
+            leaf.store(shown, observation, row)
+    except SpecError as error:
+        raise EnvError(f"{where} showed agent {agent!r} {error}") from error

@@ -137,9 +137,7 @@ class Single:
         info_metrics: Sequence[str] = (),
         changes: Changes = EnvChange,
     ) -> None:
-        self._env, self._name, self._number = env, name, number
-        self._leaves = [leaf for leaf in leaves if leaf.writer is None]
-        self._varying = [leaf for leaf in leaves if leaf.writer is not None]
+        self._env, self._name, self._number, self._leaves = env, name, number, leaves
         self._cut = 0  # of this episode's observations
         self._info_metrics, self._changes = info_metrics, changes
         self._change = EnvChange()  # that it has taken
@@ -202,34 +200,13 @@ class Single:
             self._env.close()
 
     def _store(self, observation: Any, rows: Rows) -> None:
-        for leaf in self._leaves:
-            value = observation
-            try:
-                for key in leaf.path:
-                    value = value[key]
-            except (KeyError, IndexError, TypeError) as error:
-                raise EnvError(
-                    f"environment {self._name} (number {self._number} of this actor) returned an observation without "
-                    f"{leaf.name!r}, which its observation space has"
-                ) from error
-            if np.shape(value) != leaf.field.shape:
-                raise EnvError(
-                    f"environment {self._name} (number {self._number} of this actor) returned {leaf.name!r} of shape "
-                    f"{list(np.shape(value))}; its observation space says {list(leaf.field.shape)}"
-                )
-            rows.observation[leaf.name][self._number] = value - leaf.start if leaf.start else value
-        for leaf in self._varying:
-            self._store_varying(leaf, observation, rows)
-
-    def _store_varying(self, leaf: Leaf, observation: Any, rows: Rows) -> None:
-        """A text, sequence or graph."""
-        assert leaf.writer is not None
         try:
-            for key in leaf.path:
-                observation = observation[key]
-            self._cut += leaf.writer.write(observation, rows.observation, self._number)
-        except (SpecError, KeyError, IndexError, TypeError) as error:
-            raise EnvError(f"environment {self._name} (number {self._number} of this actor): {error}") from error
+            for leaf in self._leaves:
+                self._cut += leaf.store(observation, rows.observation, self._number)
+        except SpecError as error:
+            raise EnvError(
+                f"environment {self._name} (number {self._number} of this actor) returned {error}"
+            ) from error
 
 
 def singles(

@@ -42,6 +42,30 @@ class Leaf:
         """What is stored of it."""
         return {self.name: self.field} | ({self.name + LENGTH: Field((), "int32")} if self.padded else {})
 
+    def store(self, observation: Any, rows: Mapping[str, Array], row: int) -> int:
+        """Write its value in one observation into a row of named arrays; returns how much was cut off.
+
+        Raises:
+            SpecError: it has none, or one that does not fit; the message says what was shown instead.
+        """
+        value = observation
+        try:
+            for key in self.path:
+                value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise SpecError(f"nothing of {self.name!r}, which its observation space has") from error
+        if self.writer is not None:
+            try:
+                return self.writer.write(value, rows, row)
+            except (SpecError, KeyError, IndexError, TypeError) as error:
+                raise SpecError(f"{self.name!r} that does not fit its observation space: {error}") from error
+        if np.shape(value) != self.field.shape:
+            raise SpecError(
+                f"{self.name!r} of shape {list(np.shape(value))}; its observation space says {list(self.field.shape)}"
+            )
+        rows[self.name][row] = value - self.start if self.start else value
+        return 0
+
 
 def env_spec(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], stack: int = 1, limit: LengthLimit = LIMIT

@@ -1,8 +1,8 @@
-"""Small games of teams that show what ways of making up a team's value can say."""
+"""Small games of teams that show what ways of making up a team's value can say, and what a memory is for."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ class TwoStepGame:
         self.possible_agents = ["first", "second"]
         self.agents: list[str] = []
         self.state_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
-        self._place = 0
+        self._place, self._ends = 0, False
 
     def observation_space(self, agent: str) -> gym.Space[Any]:
         return self.state_space
@@ -32,18 +32,19 @@ class TwoStepGame:
         return gym.spaces.Discrete(2)
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.agents, self._place = list(self.possible_agents), 0
+        self.agents, self._ends = list(self.possible_agents), False
+        self._begin(seed)
         return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
         first, second = (int(actions[agent]) for agent in self.possible_agents)
-        ends, reward = self._place > 0, 0.0
+        ends, reward = self._ends, 0.0
         if ends:
-            reward = PAYOFFS[self._place - 1][first][second]
+            reward = self._payoff(first, second)
         else:
-            self._place = 1 + first
+            self._choose(first)
         everybody = self.possible_agents
-        self.agents = [] if ends else list(everybody)
+        self.agents, self._ends = [] if ends else list(everybody), True
         never: dict[str, Any] = dict.fromkeys(everybody, False)
         nothing: dict[str, Any] = {agent: {} for agent in everybody}
         return self._seen(), dict.fromkeys(everybody, reward), dict.fromkeys(everybody, ends), never, nothing
@@ -53,10 +54,45 @@ class TwoStepGame:
 
     def close(self) -> None: ...
 
+    def _begin(self, seed: int | None) -> None:
+        self._place = 0
+
+    def _choose(self, first: int) -> None:
+        self._place = 1 + first
+
+    def _payoff(self, first: int, second: int) -> float:
+        return PAYOFFS[self._place - 1][first][second]
+
     def _seen(self) -> dict[str, Any]:
         return {agent: self.state() for agent in self.possible_agents}
 
 
-def parallel_env() -> TwoStepGame:
-    """The two-step game."""
-    return TwoStepGame()
+class CueGame(TwoStepGame):
+    """A two-step game whose agents must remember: the first step shows both one of two cues, the second shows none.
+
+    The second step pays 8 if both take the action that the cue has named, else 0: 4 for a team that forgets. The state
+    keeps the cue.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rng = np.random.default_rng()
+
+    def _begin(self, seed: int | None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._place = int(self._rng.integers(2))
+
+    def _choose(self, first: int) -> None: ...
+
+    def _payoff(self, first: int, second: int) -> float:
+        return 8.0 * (first == second == self._place)
+
+    def _seen(self) -> dict[str, Any]:
+        shown = np.eye(3, dtype=np.float32)[2] if self._ends else self.state()
+        return dict.fromkeys(self.possible_agents, shown)
+
+
+def parallel_env(game: Literal["two_step", "cue"] = "two_step") -> TwoStepGame:
+    """One of the games."""
+    return {"two_step": TwoStepGame, "cue": CueGame}[game]()

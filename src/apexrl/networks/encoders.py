@@ -110,8 +110,8 @@ class ImageEncoder(nn.Module):
             self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
 
     def forward(self, observation: Tensor) -> Tensor:
-        if self._stacked_last:  # [B, stack, H, W, C] -> [B, stack, C, H, W]
-            observation = observation.permute(0, 1, 4, 2, 3)
+        if self._stacked_last:  # [B, stack…, H, W, C] -> [B, stack, C, H, W]
+            observation = observation.flatten(1, -4).permute(0, 1, 4, 2, 3)
         elif self._channels_last:  # [B, H, W, C] -> [B, C, H, W]
             observation = observation.permute(0, 3, 1, 2)
         image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
@@ -250,7 +250,8 @@ def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoic
         try:
             if categories:
                 return MapEncoder(field, spec.stack, categories, choice)
-            return ImageEncoder(field, spec.stack, choice)
+            one = spec.each_sees(name)  # what the agents of a team see counts as so many frames
+            return ImageEncoder(one, spec.stack * (field.nbytes // one.nbytes), choice)
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from error
     if field.shape and categories * math.prod(field.shape) > MOST_ONE_HOT:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,14 @@ class Present(dict[str, Tensor]):
         self.after |= zip(trunk.fields, after, strict=True)
         return trunk.out(y, x)
 
+    def of_agents(self, cut: Callable[[Observation], Observation]) -> Present:
+        """A row for each agent of each environment, whose states before are [B, k, *shape].
+
+        Args:
+            cut: makes rows of agents of name -> [B, …].
+        """
+        return Present(cut(self), {name: value.flatten(0, 1) for name, value in self.before.items()})
+
 
 class Window:
     """B sequences of W steps that only warm states up and then L + 1 observations.
@@ -119,6 +127,7 @@ class Window:
         self._warming, self._state = warming, state
         self._first, self._resets = first, resets
         self._found: dict[MemoryTrunk, Tensor] = {}
+        self._agents: Window | None = None
 
     def remembered(self, trunk: MemoryTrunk) -> Tensor:
         """float32 [(L + 1)·B, ·], time first."""
@@ -126,6 +135,14 @@ class Window:
             with torch.enable_grad():
                 self._found[trunk] = self._run(trunk)
         return self._found[trunk]
+
+    def of_agents(self, count: int, cut: Callable[[Observation], Observation]) -> Window:
+        """A sequence for each of ``count`` agents of each environment, as of ``Present.of_agents``; made once."""
+        if self._agents is None:
+            state = {name: value.flatten(0, 1) for name, value in self._state.items()}
+            first = self._first.repeat_interleave(count, dim=1)
+            self._agents = Window(cut(self._warming), cut(self.observation), state, first, self._resets)
+        return self._agents
 
     def _run(self, trunk: MemoryTrunk) -> Tensor:
         body = trunk.body
@@ -167,6 +184,11 @@ class Recalled(Mapping[str, Tensor]):
         whole = self.window.remembered(trunk)
         found = whole.index_select(0, self.rows)
         return found if torch.is_grad_enabled() else found.detach()
+
+    def of_agents(self, count: int, cut: Callable[[Observation], Observation]) -> Recalled:
+        """``count`` rows for each: of the agents of a team."""
+        rows = self.rows[:, None] * count + torch.arange(count, device=self.rows.device)
+        return Recalled(self.window.of_agents(count, cut), rows.flatten())
 
     @classmethod
     def joined(cls, several: Iterable[Recalled]) -> Recalled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn.functional import elu
 
 from apexrl.errors import SpecError
 from apexrl.networks.encoders import PLAIN, LayerChoice, VectorEncoder
+from apexrl.networks.memory import MemoryChoice
 from apexrl.networks.q_network import QNetwork
+from apexrl.networks.recall import Present, Recalled
 from apexrl.spec import ACTION_MASK, PRESENT, ActionSpec, EnvSpec, is_state, is_team
 
 Mixer = Literal["sum", "monotonic"]
@@ -61,7 +64,7 @@ class TeamValues(nn.Module):
         hidden: units of the layers for vectors.
         mixer: how values make up one.
         units: of the monotonic mixing network.
-        image_units, network, choice: as ``QNetwork``.
+        image_units, network, choice, memory: as ``QNetwork``; each agent has a memory of its own.
     """
 
     def __init__(
@@ -73,14 +76,23 @@ class TeamValues(nn.Module):
         image_units: int = 512,
         network: str = "",
         choice: LayerChoice = PLAIN,
+        memory: MemoryChoice | None = None,
     ) -> None:
         super().__init__()
         choices = spec.action.choices
         self._agents, self._most, self._stacked = len(choices), max(choices), spec.stack > 1
         self._seen = [name for name in spec.observation if spec.of_team and is_team(name)]
         n = self._most if self._seen else self._agents * self._most
+        self.rows = (self._agents,) if self._seen else ()
+        """Agents for each of which the network of values has a row, and with a memory a state."""
         self.q = QNetwork(
-            _of_one(spec, self._seen, n), hidden, False, image_units=image_units, network=network, choice=choice
+            _of_one(spec, self._seen, n),
+            hidden,
+            False,
+            image_units=image_units,
+            network=network,
+            choice=choice,
+            memory=memory,
         )
         self.mixer: nn.Module = Sum()
         self.state = nn.ModuleDict()  # makes vectors of what the mixer sees
@@ -102,10 +114,20 @@ class TeamValues(nn.Module):
         """Q_i of every action, [B, k, n]; n is that of the agent with the most."""
         if not self._seen:
             z: Tensor = self.q(observation)
+        elif isinstance(observation, Recalled):
+            z = self.q(observation.of_agents(self._agents, partial(self._cut, steps=1)))
+        elif isinstance(observation, Present):
+            each = observation.of_agents(self._cut)
+            z = self.q(each)
+            observation.after |= {name: one.view(-1, self._agents, *one.shape[1:]) for name, one in each.after.items()}
         else:
-            axis = 2 if self._stacked else 1
-            z = self.q({name: observation[name].movedim(axis, 1).flatten(0, 1) for name in self._seen})
+            z = self.q(self._cut(observation))
         return z.view(-1, self._agents, self._most)
+
+    def _cut(self, observation: Mapping[str, Tensor], steps: int = 0) -> dict[str, Tensor]:
+        """What each agent sees, name -> [B·k, …] of [B, (T,) (stack,) k, …]; T is there if there are ``steps``."""
+        axis = 1 + steps + self._stacked
+        return {name: observation[name].movedim(axis, 1).flatten(0, 1) for name in self._seen}
 
     def together(self, values: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
         """Q [B] of what the agents chose, Q_i [B, k]. Who is not there counts as 0."""
@@ -122,19 +144,16 @@ def _of_one(spec: EnvSpec, seen: Sequence[str], n: int) -> EnvSpec:
     """What the network of values sees: one agent's part of a team's observation, or all of another."""
     if not seen:
         return replace(spec, action=ActionSpec(n=n))
-    fields = {name: replace(spec.observation[name], shape=spec.observation[name].shape[1:]) for name in seen}
+    fields = {name: spec.each_sees(name) for name in seen}
     kept = {name: count for name, count in spec.categories.items() if name in fields}
     return EnvSpec(fields, ActionSpec(n=n), spec.stack, kept)
 
 
 def _state(spec: EnvSpec, seen: Sequence[str]) -> list[str]:
     """What a mixer sees: the state of the environment, else all; no image, and nothing whose length varies."""
-    one = _of_one(spec, seen, 1)
     told = [name for name in spec.observation if is_state(name)]
     all_else = [name for name in spec.observation if name != ACTION_MASK and not (seen and name == PRESENT)]
-    return [
-        name for name in told or all_else if not ((one if name in seen else spec).is_image(name) or spec.varies(name))
-    ]
+    return [name for name in told or all_else if not (spec.is_image(name) or spec.varies(name))]
 
 
 def _key(name: str) -> str:

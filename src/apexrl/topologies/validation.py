@@ -63,7 +63,12 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
     Raises:
         ConfigError: the message says where they do.
     """
-    name, shown = config.env.env, {"show_agent", "show_state"}
+    name, shown, agent = config.env.env, {"show_agent", "show_state"}, config.agent.agent
+    if is_game(name) and not config.env.team and agent in agents.AGENTS and agents.AGENTS[agent].settings.get("team"):
+        raise ConfigError(
+            f"agent {agent} makes one value of those of a team's agents, and with --no-team each agent learns by "
+            "itself: leave --no-team out, or choose an agent for that, as dqn"
+        )
     for setting in given:
         if setting not in AgentGameSettings.__dataclass_fields__:
             continue
