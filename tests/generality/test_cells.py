@@ -13,8 +13,8 @@ from benchmarks.generality.tasks import TASKS
 from benchmarks.lib import runs
 
 OPTIONS = {
-    "tasks": [], "agents": ["dqn"], "topologies": [], "recipe": "default", "seeds": [1], "env_steps": 0, "share": 1.0, "peer": "",
-    "flags": [],
+    "tasks": [], "agents": ["dqn"], "topologies": [], "recipe": "default", "seeds": [1], "env_steps": 0,
+    "share": 1.0, "peer": "", "flags": [],
 }  # fmt: skip
 
 

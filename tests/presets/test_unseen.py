@@ -41,13 +41,16 @@ OBSERVATIONS = {
     "vector": {"observation": Field((8,), "float32")},
     "small image": {"observation": Field((10, 10, 4), "bool")},
     "image": {"observation": Field((84, 84), "uint8")},
+    "categories": {"observation": Field((), "int64")},
+    "map": {"observation": Field((8, 8), "int64")},
     "dict": {"observation/camera": Field((64, 64, 3), "uint8"), "observation/speed": Field((2,), "float32")},
 }
 FAST, SLOW = FAST_STEP_SECONDS / 2, FAST_STEP_SECONDS * 2
 
 
 def facts(action: str = "discrete", seen: str = "vector", step: float | None = SLOW) -> EnvFacts:
-    return EnvFacts(EnvSpec(OBSERVATIONS[seen], ACTIONS[action]), 200, step)
+    categories = {"observation": 16} if seen in ("categories", "map") else {}
+    return EnvFacts(EnvSpec(OBSERVATIONS[seen], ACTIONS[action], categories=categories), 200, step)
 
 
 def acting_on(action: str) -> list[str]:
@@ -242,12 +245,20 @@ def test_step_sizes_fall_only_where_the_end_is_known() -> None:
         ("box", "vector", SLOW, 64, ("sac", "apex")),
         ("discrete", "image", FAST, 64, ("ppo", "sample_factory")),
         ("discrete", "image", FAST, 2, ("ppo", "impala")),
+        ("discrete", "categories", FAST, 2, ("dueling_dqn", "apex")),
+        ("box", "categories", FAST, 2, ("ppo", "impala")),
+        ("discrete", "map", FAST, 2, ("ppo", "impala")),
     ],
 )
 def test_actions_speed_and_cores_decide(
     action: str, seen: str, step: float | None, cores: int, found: tuple[str, str]
 ) -> None:
     assert choose(facts(action, seen, step), cores, AUTO, "", ())[:2] == found
+
+
+def test_the_choice_says_that_observations_are_categories() -> None:
+    assert "observations are categories" in choose(facts(seen="categories"), 2, AUTO, "", ()).why
+    assert "categories" not in choose(facts(), 2, AUTO, "", ()).why
 
 
 def test_what_is_given_is_read_by_what_is_chosen() -> None:

@@ -28,6 +28,14 @@ class EnvFacts(NamedTuple):
         return max((sorted(shape)[-2] for shape in images), default=0)
 
     @property
+    def categorical(self) -> bool:
+        """Whether an observation is nothing but categories: ``Discrete``, ``MultiDiscrete``, or a tuple of them."""
+        shown = self.spec.without_mask()
+        fields = shown.observation.items()
+        plain = (name in shown.categories and len(field.shape) < 2 and not shown.varies(name) for name, field in fields)
+        return all(plain)
+
+    @property
     def observation_nbytes(self) -> int:
         """Bytes of one observation without stacked frames, of which a replay keeps one a step."""
         return sum(field.nbytes for field in self.spec.observation.values())
