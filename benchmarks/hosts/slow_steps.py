@@ -1,11 +1,15 @@
-"""A simulator of 20 ms a step: from 1 actor to 64 on four hosts, with the learner's updates/s held fixed.
+"""A simulator of 20 ms a step: 64 of them on four hosts, with the learner's updates/s held fixed.
 
     python benchmarks/hosts/run.py slow_steps              # both parts, about an hour
     python benchmarks/hosts/run.py slow_steps --part growth
+    python benchmarks/hosts/run.py slow_steps --envs-per-actor 1 --growth 1 8 32 64   # a process each
     python benchmarks/hosts/run.py slow_steps --quick      # does it work?
 
-`growth`: one run that begins with 1 actor and is joined by more, up to 64: environment steps per second as the
-learner's host counts them, against as many times the one actor's. `solve`: a run each with 1, 8 and 64 actors, to 475.
+An actor has eight environments, as where nothing else is said, and finds out that they wait: it steps them in threads.
+
+`growth`: one run that begins with 1 actor and is joined by more, up to 8 (64 simulators): environment steps per second
+as the learner's host counts them, against as many times the one actor's. `solve`: a run each with 1 and 8 actors, to
+475.
 Solved: as in ``actors/run.py``, 20 greedy episodes with a mean return of 475, played here with the newest checkpoint,
 without the wait. The learner (with the server) and each of the four actor hosts have a network namespace of their own.
 """
@@ -19,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from apexrl.config import ActorConfig
 from benchmarks.actors import run as one_machine
 from benchmarks.lib import hosts as rig
 from benchmarks.lib import report, runs
@@ -52,7 +57,8 @@ class Solved(NamedTuple):
 
 def flags(seed: int, minutes: float, options: argparse.Namespace) -> list[str]:
     """Of the learner; ``minutes`` 0: until it is stopped."""
-    given = ["--envs-per-actor", "1", "--actor-slots", str(max(64, *options.growth)), "--seed", str(seed)]
+    given = ["--envs-per-actor", str(options.envs_per_actor), "--seed", str(seed)]
+    given += ["--actor-slots", str(max(64, *options.growth))]
     given += ["--updates-per-second", str(options.updates_per_second), "--updates-per-step", "0"]
     given += ["--stop-at-return", "None", "--checkpoint-seconds", str(one_machine.CHECKPOINT_SECONDS)]
     given += ["--eval-episodes", "1", "--eval-envs", "1"]  # what counts is played here, without the wait
@@ -119,13 +125,16 @@ def solve(actors: int, seed: int, options: argparse.Namespace) -> Solved:
 
 
 def growth_table(plateaus: list[Plateau], options: argparse.Namespace) -> str:
-    one = plateaus[0].env_steps_per_second / plateaus[0].actors
+    one, each = plateaus[0].env_steps_per_second / plateaus[0].actors, options.envs_per_actor
     rows = [
-        [p.actors, report.short(p.env_steps_per_second), f"{100 * p.env_steps_per_second / (one * p.actors):.0f} %",
-         f"{p.env_steps_per_second * options.step_ms / 10 / p.actors:.0f} %", report.short(p.updates_per_second)]
+        [p.actors, p.actors * each, report.short(p.env_steps_per_second),
+         f"{100 * p.env_steps_per_second / (one * p.actors):.0f} %",
+         f"{p.env_steps_per_second * options.step_ms / 10 / (p.actors * each):.0f} %",
+         report.short(p.updates_per_second)]
         for p in plateaus
     ]  # fmt: skip
-    return report.table(["actors", "env steps/s", "of 1 actor × N", "of the simulator's own rate", "updates/s"], rows)
+    head = ["actors", "simulators", "env steps/s", "of 1 actor × N", "of the simulators' own rate", "updates/s"]
+    return report.table(head, rows)
 
 
 def solve_table(results: dict[int, list[Solved]], options: argparse.Namespace) -> str:
@@ -153,7 +162,8 @@ def draw(plateaus: list[Plateau], results: dict[int, list[Solved]], options: arg
     if plateaus:
         counts = [plateau.actors for plateau in plateaus]
         steps = [plateau.env_steps_per_second for plateau in plateaus]
-        left.plot(counts, [steps[0] / counts[0] * n for n in counts], "--", color=report.FAINT, label="linear")
+        linear = [steps[0] / counts[0] * n for n in counts]
+        left.plot(counts, linear, "--", color=report.FAINT, label="linear")
         left.plot(counts, steps, "o-", color=report.OURS, label="apexrl, one growing run")
         left.set(xscale="log", yscale="log", xlabel="actors on four hosts", ylabel="env steps/s", title="Experience")
         left.legend()
@@ -178,8 +188,9 @@ def draw(plateaus: list[Plateau], results: dict[int, list[Solved]], options: arg
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["growth", "solve", "both"], default="both")
-    parser.add_argument("--growth", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="actors, in one run")
-    parser.add_argument("--actors", type=int, nargs="+", default=[1, 8, 64], help="a run each, to 475")
+    parser.add_argument("--growth", type=int, nargs="+", default=[1, 2, 4, 8], help="actors, in one run")
+    parser.add_argument("--actors", type=int, nargs="+", default=[1, 8], help="a run each, to 475")
+    parser.add_argument("--envs-per-actor", type=int, default=ActorConfig().envs_per_actor, help="(default: apexrl's)")
     parser.add_argument("--step-ms", type=float, default=20.0, help="of the simulator (default: 20)")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="of the links, one way (default: 0)")
     parser.add_argument("--updates-per-second", type=float, default=200.0, help="of the learner (default: 200)")
@@ -193,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     options.kind = rig.kind()
     if options.quick:
-        options.growth, options.actors, options.plateau_seconds = [1, 4], [4], 5.0
+        options.growth, options.actors, options.plateau_seconds = [1, 2], [2], 5.0
         options.minutes, options.rate_seconds = 0.5, 5.0
 
     name = "hosts-slow-quick" if options.quick else "hosts-slow"
@@ -204,7 +215,7 @@ def main() -> None:
         results = {count: [solve(count, seed, options) for seed in options.seeds] for count in options.actors}
     lines = [
         f"{report.machine()}; {report.versions('apexrl', 'redis', 'torch', 'gymnasium')}.",
-        f"slow-cartpole ({options.step_ms:g} ms a step), one environment an actor, actors evenly on {HOSTS} hosts, "
+        f"slow-cartpole ({options.step_ms:g} ms a step), {options.envs_per_actor} an actor, evenly on {HOSTS} hosts, "
         f"{rig.meant(options.kind)}, learner held to {options.updates_per_second:g} updates/s. "
         f"{' '.join(options.flags)}\n",
     ]

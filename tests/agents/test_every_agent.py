@@ -20,6 +20,7 @@ from apexrl.errors import AgentError, NonFiniteError, SnapshotError, SpecError
 from apexrl.launch.probe import probe
 from apexrl.protocols import Agent
 from apexrl.run import checkpoint
+from apexrl.run.metric_catalogue import KNOWN
 from apexrl.spec import Array
 
 # the others look through the same networks
@@ -140,6 +141,7 @@ def test_an_update_changes_the_network_and_says_how_surprising_rows_were(game: G
         period = max(1, 50 // steps) if AGENTS[game.name].item == "unroll" else 50
         assert bool(learned.metrics) == (number % period == 0)
         assert all(isinstance(value, float) and np.isfinite(value) for value in learned.metrics.values())
+        assert {f"agent/{metric}" for metric in learned.metrics} <= KNOWN.keys()
         assert same(batch.data, given)
     after = agent.weights()
     assert after.keys() == before.keys()

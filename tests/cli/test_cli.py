@@ -233,6 +233,22 @@ def test_mistakes_are_explained_without_a_traceback(words: list[str], message: s
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["watch"], ["watch", "--record", "3"], ["status"], ["doctor"], ["scale", "--actors", "2"], ["report"],
+     ["dashboard"], ["replay", "inspect"], ["eval"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_commands_about_a_run_name_the_one_that_was_meant(words: list[str], told: Any, tmp_path: Path) -> None:
+    (tmp_path / "acrobot").mkdir()
+    (tmp_path / "acrobot" / "config.toml").touch()
+    place = 2 if words[0] == "replay" else 1
+    code, _, complaints = told(*words[:place], str(tmp_path / "acrobto"), *words[place:])
+    assert code == 2
+    assert "(did you mean 'acrobot'?)" in " ".join(complaints.split())
+    assert "Traceback" not in complaints
+
+
 def test_the_command_itself_explains_a_mistake(tmp_path: Path) -> None:
     result = command("train", "cartpole", "--actors", "0", cwd=tmp_path)
     assert result.returncode == 2

@@ -60,7 +60,7 @@ class LearnerSide:
         side = learner_side(whole, {})
         (intake,) = (node for node in side.nodes if node.name == "intake")
         self.replay = Replay(**intake.ports["queue_0"].options)
-        self.weights = WeightsBoard(1024)
+        self.weights = WeightsBoard(4096)
         self._intake = Intake(
             context,
             config=config,

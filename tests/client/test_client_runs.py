@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from redis_learner import CONFIG, RUN, SPEC, TRUST, LearnerSide, with_hosts
+from safetensors.numpy import load_file
 
 from apexrl import client
 from apexrl.agents.exploration import slot_epsilons
@@ -24,6 +26,7 @@ from apexrl.client import ClientActor
 from apexrl.errors import ApexrlError, ClosedError, ConfigError, ExhaustedError, LinkError, WaitTimeout
 from apexrl.links.redis.run_record import stop_run
 from apexrl.links.redis.server import Server
+from apexrl.links.rounded_weights import lengthened, may_round, shortened
 from apexrl.roles import Uplink
 from apexrl.spec import ActionSpec
 from redis_server import RedisServer
@@ -125,6 +128,19 @@ def test_newer_weights_come_by_themselves(learn: Any, connect: Any) -> None:
         actor.act([0, 0])
         actor.observe(0.0, False, False)
         assert actor.weights_version == version
+
+
+def test_rounded_weights_arrive_with_the_digits_that_travel(learn: Any, connect: Any) -> None:
+    learner = learn(with_hosts(weights_precision="bfloat16"), record={"weights_nbytes": 4096})
+    actor = connect()
+    matrix = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
+    learner.weights.publish({"w": np.array([0.1], np.float32), "matrix": matrix}, 2)
+    play(actor, 0, 3)
+    assert actor.weights_version == 2
+    _, weights = actor._carrier.weights.latest() or (0, {})
+    assert weights["w"].tolist() == [np.float32(0.1)]
+    np.testing.assert_array_equal(weights["matrix"], lengthened(shortened(matrix)))
+    learner.until("all items", lambda: len(learner.replay) == 3)
 
 
 def test_a_finished_run_is_told(learn: Any, connect: Any) -> None:
@@ -379,6 +395,40 @@ def test_the_example_plays_for_a_learner(redis_server: RedisServer, tmp_path: Pa
     assert told["updates"] > 0
     assert told["hosts"]["committed"] > 2500
     assert told["hosts"]["refused"] == told["hosts"]["missing"] == 0
+
+
+@pytest.mark.long
+def test_a_learner_rounds_what_travels_and_keeps_all_digits_itself(redis_server: RedisServer, tmp_path: Path) -> None:
+    environment = {**os.environ, "APEXRL_REDIS_URL": redis_server.url, "OMP_NUM_THREADS": "1"}
+    flags = ["--env-steps", "3000", "--min-size", "200", "--eval-episodes", "1", "--eval-period-seconds", "100",
+             "--hidden", "64", "--weights-precision", "bfloat16", "--name", RUN]  # fmt: skip
+    learner = subprocess.Popen(
+        [sys.executable, "-m", "apexrl.cli", "learner", "cartpole", "--run", RUN, "--out", str(tmp_path), *flags],
+        env=environment,
+    )
+    rng, weights = np.random.default_rng(0), dict[str, Any]()
+    try:
+        with closing(client.connect(redis_server.url, RUN, 400.0)) as actor, suppress(ClosedError):
+            while True:
+                actor.act(rng.normal(size=4).astype(np.float32))
+                actor.observe(1.0, bool(rng.random() < 0.05), False, np.zeros(4, np.float32))
+                if actor.weights_version > 10:
+                    weights = (actor._carrier.weights.latest() or (0, {}))[1]
+        assert learner.wait(240) == 0
+    finally:
+        learner.kill()
+        learner.wait()
+    told = json.loads((tmp_path / RUN / "summary.json").read_text())
+    assert told["env_steps"] >= 3000
+    assert told["updates"] > 0
+    assert told["hosts"]["refused"] == told["hosts"]["missing"] == 0
+    large = {name for name, array in weights.items() if may_round(name, array)}
+    assert large
+    assert all(np.array_equal(weights[name], lengthened(shortened(weights[name]))) for name in large)
+    kept = load_file(max((tmp_path / RUN / "checkpoints").glob("generation-*.safetensors")))
+    digits = [array for array in kept.values() if may_round("", array)]
+    assert digits
+    assert not any(np.array_equal(array, lengthened(shortened(array))) for array in digits)
 
 
 def test_importing_it_is_light() -> None:

@@ -284,7 +284,32 @@ def test_what_is_no_bound_is_refused(text: str) -> None:
         metric_bound(text)
 
 
-@pytest.mark.parametrize(("text", "near"), [("loss>1", "agent/loss"), ("train_retrun<0", "train_return")])
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [("loss>1", "agent/loss"), ("train_retrun<0", "train_return"), ("agent/los>3", "agent/loss"),
+     ("agnet/q>3", "agent/q"), ("inference/bacth>3", "inference/batch"), ("machine/cpus>3", "machine/cpu")],
+)  # fmt: skip
 def test_a_bound_of_no_metric_is_told_the_nearest(text: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no metric .* .did you mean '{near}'"):
         validate(Config(stop=StopConfig(env_steps=1, stop_when=("custom/mine>3", text))))
+
+
+def test_a_bound_of_what_is_known_later_is_warned_of_once_when_the_run_does_not_report_it(tmp_path: Path) -> None:
+    bounds = "custom/lvel>3", "agent/kl>1", "episode/won<0", "agent/loss>10"
+    config = Config(stop=StopConfig(env_steps=10**9, stop_when=bounds))
+    validate(config)
+    ledger, watcher = ledger_of(tmp_path, config.stop)
+    ledger.record({"level": 1.0})
+    tick(ledger, 101.0, env_steps=100)
+    ledger.status.metrics = {"loss": 1.0}
+    for second in range(110, 160):  # no episode has ended: what environments tell may come yet
+        tick(ledger, float(second), env_steps=100 * second)
+    assert not any("--stop-when" in text for text in watcher.texts)
+    for second in range(160, 180):
+        tick(ledger, float(second), env_steps=100 * second, episodes=3)
+    assert [text for text in watcher.texts if "--stop-when" in text] == [
+        "--stop-when agent/kl: this run has reported no such metric so far",
+        "--stop-when custom/lvel: this run has reported no such metric so far (did you mean 'custom/level'?)",
+        "--stop-when episode/won: this run has reported no such metric so far",
+    ]
+    assert ledger.stop_reason is None

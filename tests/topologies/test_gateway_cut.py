@@ -133,6 +133,9 @@ def test_what_cannot_be_is_refused() -> None:
         side(actor_slots=2)
     with pytest.raises(ConfigError, match=r"share SharedParameters, which lies .*: set --no-hogwild"):
         gateway_side(a3c(hogwild=True, parameter_servers=1), {})
+    for program in (a3c(weights_precision="bfloat16"), topology("seed")(settings(weights_precision="bfloat16"), PROBE)):
+        with pytest.raises(ConfigError, match=r"--weights-precision bfloat16 means nothing .* no weights travel"):
+            gateway_side(program, {})
     config = override(Config(topology="apex"), {"actor_slots": 64})
     with pytest.raises(ConfigError, match="experience crosses through Redis, which keeps it while the learner is away"):
         gateway_side(topology("apex")(config, PROBE), {})

@@ -10,6 +10,7 @@ import pytest
 from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.errors import ConfigError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.protocols import Item, Place
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -69,6 +70,16 @@ def test_groups_of_sample_factory_have_both_kinds_of_workers_and_a_link_of_their
         assert isinstance(side["rollout_worker"].ports["replay"], ReplayLink)
         assert isinstance(side["policy_worker"].ports["weights"], WeightsLink)
     assert [one["sampler"] for one in sampling(whole)] == ["fifo"]
+
+
+def test_rounded_weights_are_refused_where_none_travel() -> None:
+    for name, refused in (("seed", True), ("ga3c", True), ("sample_factory", False)):
+        whole = program(name, weights_precision="bfloat16")
+        if refused:
+            with pytest.raises(ConfigError, match=f"--weights-precision bfloat16 means nothing to topology {name}"):
+                sampling(whole)
+        else:
+            assert sampling(whole)
 
 
 @pytest.mark.parametrize(("name", "stays"), [("seed", ["learner", "inference_server"]), ("ga3c", ["model_server"])])

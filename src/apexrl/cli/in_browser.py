@@ -37,8 +37,9 @@ def watch(words: list[str]) -> int:
     from apexrl.dashboard.answers import Answers
     from apexrl.dashboard.player import player_of
     from apexrl.dashboard.run_index import RunIndex
+    from apexrl.run.folder import RunFolder
 
-    index = RunIndex(wanted.run)
+    index = RunIndex(RunFolder.open(wanted.run).path)
     player = player_of(wanted.run, next(iter(index.runs()), ""), wanted.trust)
     os.nice(10)  # training goes first
     player.start()

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from apexrl.config.settings import did_you_mean
 from apexrl.dashboard.metrics_reader import MetricsReader, finite, newest_status
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.run import worker_list
@@ -139,7 +140,9 @@ class RunIndex:
     def __init__(self, root: str | Path) -> None:
         given = Path(root).expanduser()
         if not given.is_dir():
-            raise ConfigError(f"{given} is no folder: give one that holds run folders, such as runs/")
+            beside = [entry.name for entry in given.parent.iterdir() if entry.is_dir()] if given.parent.is_dir() else []
+            near = did_you_mean(given.name, beside)
+            raise ConfigError(f"{given} is no folder: give one that holds run folders, such as runs/{near}")
         self.root = given.resolve()
         self._runs: dict[str, RunFiles] = {}
         self._only = ""

@@ -294,6 +294,8 @@ class Ledger:
         status.phase = self._phase(status)
         self.status = status
         self._heed(self._rules.look(status))
+        while self._rules.warnings:
+            self.tell(self._rules.warnings.pop(0), "warning")
         return status
 
     def show(self) -> None:

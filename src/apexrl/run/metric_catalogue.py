@@ -133,6 +133,12 @@ AGENT: Final = (
         agents="`c51`, `rainbow`, `d4pg`",
     ),
     Metric("rho", "mean of V-trace's clipped importance ratio ρ", "ratio", agents="`impala`, `appo`"),
+    Metric(
+        "compression_error",
+        "L2 norm of what `--gradient-compression` left out of a gradient, over the gradient's; of every 50th",
+        "ratio",
+        agents="all, in several learners",
+    ),
 )
 
 INFERENCE: Final = (
@@ -208,13 +214,14 @@ GATEWAY_HOSTS: Final = (
 )
 """On the learner's host of a run that listens, since its gateway was started."""
 
-_KNOWN: Final = {
+KNOWN: Final = {
     **{metric.name: metric for metric in STATUS},
     **{f"agent/{metric.name}": metric for metric in AGENT},
     **{f"inference/{metric.name}": metric for metric in INFERENCE},
     **{f"machine/{metric.name}": metric for metric in MACHINE},
     **{f"hosts/{metric.name}": metric for metric in (*GATEWAY_HOSTS, *ACTOR_HOSTS, *LEARNER_HOSTS)},
 }
+"""Name in ``metrics.jsonl`` -> metric, of all that apexrl itself reports."""
 
 TAGS: Final = {metric.name: metric.tag for metric in STATUS if metric.tag and metric.name != "eval_return"}
 """Name in ``metrics.jsonl`` -> name in TensorBoard, of what is written with every status."""
@@ -222,7 +229,7 @@ TAGS: Final = {metric.name: metric.tag for metric in STATUS if metric.tag and me
 
 def metric_of(name: str) -> Metric:
     """The metric of a name in ``metrics.jsonl``. An agent of your own may report any name, with any meaning."""
-    known = _KNOWN.get(name)
+    known = KNOWN.get(name)
     if known is None:
         return Metric(name, "reported by the agent, its link, the environment or a callback")
     return known._replace(name=name)

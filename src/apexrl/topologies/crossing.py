@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from apexrl.config import Config, HostsConfig
 from apexrl.errors import ConfigError
 from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.inference import InferenceLink
@@ -76,6 +77,20 @@ def crossing(program: Program) -> Crossing:
     if one["gradients"] is not None:
         parameters, one["weights"] = one["weights"], None
     return Crossing(moving, staying, tuple(found["replays"]), **one, parameters=parameters, inner=inner)
+
+
+def check_rounding(config: Config, found: Crossing) -> None:
+    """Refuse to round weights where none travel.
+
+    Raises:
+        ConfigError: they are to be rounded, and none do.
+    """
+    precision = config.hosts.weights_precision
+    if found.weights is None and precision != HostsConfig.weights_precision:
+        raise ConfigError(
+            f"--weights-precision {precision} means nothing to topology {config.topology} as it is placed: no weights "
+            "travel to other machines, but observations and actions, or gradients and whole parameters. Leave it out"
+        )
 
 
 def _sources(port: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.roles import EnvWorker, Relay, WorkerGateway
 from apexrl.spec import EnvSpec
-from apexrl.topologies.crossing import Crossing, crossing
+from apexrl.topologies.crossing import Crossing, check_rounding, crossing
 from apexrl.topologies.host_cut import leased, rewired
 from apexrl.topologies.program import Link, Node, Program, ReplayLink
 
@@ -39,7 +39,7 @@ def over_tcp(program: Program) -> Crossing:
     """How ``program`` can be cut where only requests, gradients and parameters cross.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot; or a setting means nothing there.
     """
     found = crossing(program)
     if found.replays or found.weights or not (found.inference or found.gradients):
@@ -47,6 +47,7 @@ def over_tcp(program: Program) -> Crossing:
             f"topology {program.config.topology} cannot run with --listen: {EXPERIENCE_NEEDS_REDIS}. Use --redis, or "
             "--topology seed, ga3c, or a3c --no-hogwild"
         )
+    check_rounding(program.config, found)
     return found
 
 

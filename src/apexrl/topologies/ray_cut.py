@@ -28,7 +28,7 @@ from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
 from apexrl.roles import WorkerGateway
 from apexrl.topologies import gateway_cut, host_cut, info
-from apexrl.topologies.crossing import Crossing, crossing
+from apexrl.topologies.crossing import Crossing, check_rounding, crossing
 from apexrl.topologies.parameter_server_links import board
 from apexrl.topologies.program import Node, Program, ReplayLink
 
@@ -189,6 +189,7 @@ def cut(program: Program) -> Crossing:
             "read weights, ask an inference server, or send gradients to parameter servers. Leave out --ray, or take "
             "another --topology"
         )
+    check_rounding(program.config, found)
     return found
 
 

@@ -16,7 +16,7 @@ from apexrl.config.outside import is_outside
 from apexrl.config.settings import as_flag, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
 from apexrl.roles.pool_players import sources
-from apexrl.run.metric_catalogue import AGENT
+from apexrl.run.metric_catalogue import KNOWN
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
 
@@ -89,12 +89,17 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
 
 
 def _check_metrics(config: Config) -> None:
-    """Refuse bounds of metrics that no run has; those of agents, environments and callbacks are known later."""
-    known, of_agents = status_scalars(RunStatus()), [metric.name for metric in AGENT]
+    """Refuse bounds of metrics that no run has; those of environments, callbacks, links, and agents and topologies of
+    one's own are known later (``launch.stop_rules``)."""
+    known = {*status_scalars(RunStatus()), *KNOWN}
+    ours = config.agent.agent in agents.AGENTS and config.topology in topologies.TOPOLOGIES
+    later = ("episode", "custom", "hosts", *(() if ours else ("agent",)))
     for text in config.stop.stop_when:
         name = metric_bound(text).name
-        if "/" not in name and name not in known:
-            near = f" (did you mean 'agent/{name}'?)" if name in of_agents else did_you_mean(name, known)
+        group, _, rest = name.partition("/")
+        if name not in known and not (rest and group in later):
+            of_agent = f"agent/{name}"
+            near = f" (did you mean {of_agent!r}?)" if of_agent in known else did_you_mean(name, known)
             raise ConfigError(f"--stop-when {text!r}: there is no metric {name!r}{near}")
 
 
