@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from apexrl.agents import agent_class, with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.networks.recall import Present
 from apexrl.spec import ACTION_MASK, PRESENT, TEAM, ActionSpec, EnvSpec, Field
 
@@ -106,10 +108,13 @@ def test_it_learns_from_sequences_as_from_transitions_of_agents_that_remember(na
     assert float(found.groups["q"].abs().sum()) > 0.0
 
 
+def shown(rng: np.random.Generator, rows: int) -> dict[str, Any]:
+    observations = {TEAM: rng.normal(size=(rows, K, 5)).astype(np.float32), PRESENT: np.ones((rows, K), np.int8)}
+    return {**observations, ACTION_MASK: np.ones((rows, K * N), bool)}
+
+
 def test_acting_carries_every_agents_state_and_records_the_one_before() -> None:
-    agent, rng = made("qmix", 1), np.random.default_rng(1)
-    seen = {TEAM: rng.normal(size=(2, K, 5)).astype(np.float32), PRESENT: np.ones((2, K), np.int8)}
-    seen[ACTION_MASK] = np.ones((2, K * N), bool)
+    agent, seen = made("qmix", 1), shown(np.random.default_rng(1), 2)
     assert agent.step_spec == {"gru_h": Field((K, UNITS), "float32", per_item=True)}
     first = agent.act(seen, None, np.zeros(2, np.float32), greedy=True)
     second = agent.act(seen, first.state, np.zeros(2, np.float32))
@@ -127,3 +132,22 @@ def test_acting_carries_every_agents_state_and_records_the_one_before() -> None:
         decided = agent.decide(tensors, {"gru_h": torch.zeros(2, K, UNITS)})
     np.testing.assert_array_equal(decided.action.numpy(), first.actions)
     torch.testing.assert_close(decided.state["gru_h"], torch.from_numpy(first.state["gru_h"]))
+
+
+@pytest.mark.long
+def test_its_exported_file_remembers_as_it_does(tmp_path: Path) -> None:
+    import onnxruntime
+
+    agent, rng = made("qmix", 1), np.random.default_rng(2)
+    LoadedAgent(agent, agent._spec).export(tmp_path / "agent.onnx")
+    run = onnxruntime.InferenceSession(tmp_path / "agent.onnx", providers=["CPUExecutionProvider"])
+    names = [one.name for one in run.get_outputs()]
+    for rows in (1, 4):
+        state, theirs = {"gru_h": np.zeros((rows, K, UNITS), np.float32)}, None
+        for _ in range(3):
+            seen = shown(rng, rows)
+            out = dict(zip(names, run.run(None, {**seen, **state}), strict=True))
+            acted = agent.act(seen, theirs, np.zeros(rows, np.float32), greedy=True)
+            theirs, state = acted.state, {"gru_h": out["next_gru_h"]}
+            np.testing.assert_array_equal(out["action"], acted.actions)
+            np.testing.assert_allclose(state["gru_h"], theirs["gru_h"], rtol=1e-5, atol=1e-6)

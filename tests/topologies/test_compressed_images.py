@@ -14,6 +14,9 @@ from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
 from apexrl.run import checkpoint
+from apexrl.spec import PRESENT, TEAM, ActionSpec, EnvSpec, Field
+from apexrl.topologies.program import Probe
+from apexrl.topologies.replay_links import stored_fields
 from apexrl.topologies.validation import validate
 
 
@@ -48,3 +51,12 @@ def test_it_is_refused_where_there_is_no_image_and_where_nothing_is_kept(tmp_pat
         launch(run("apex", tmp_path, env="CartPole-v1", stack=1, compress_images=True), [])
     with pytest.raises(ConfigError, match="compress-images"):
         validate(run("impala", tmp_path, agent="ppo", compress_images=True), ["compress_images"])
+
+
+def test_of_a_team_what_each_agent_sees_is_an_image_or_none(tmp_path: Path) -> None:
+    shown = {"picture": Field((2, 12, 12, 3), "uint8"), "bytes": Field((2, 5), "uint8")}
+    fields = {**{f"{TEAM}/{name}": field for name, field in shown.items()}, PRESENT: Field((2,), "int8")}
+    action = ActionSpec(shape=(2,), nvec=(3, 3), starts=(0, 0))
+    config = run("apex", tmp_path, compress_images=True)
+    kept = stored_fields(config, Probe(EnvSpec(fields, action), {}, 64))
+    assert [name for name, field in kept.items() if field.compressed] == [f"{TEAM}/picture"]
