@@ -254,7 +254,7 @@ SECOND = {
     "mixer": "sum",
 }  # where it has OTHER's already
 FLIPPED = {
-    *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),
+    *("double", "dueling", "target_acts", "noisy", "munchausen", "centered", "layer_norm"),
     *("critic_layer_norm", "eager_targets"),
     *("normalize_advantages", "summed_loss", "separate_values", "central_value", "popart"),
 }
@@ -264,12 +264,12 @@ EXPLORATION = {
     "epsilon_alpha",
     *SIGMAS,
 }  # of the actor, which hands it over
-IMAGES = {"encoder", "precision"}  # means nothing to vectors: tests/networks/test_encoders.py
+IMAGES = {"encoder", "precision", "encoder_width"}  # means nothing to vectors: tests/networks/test_encoders.py
 ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
+    *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow", "bbf")),
     ("dqn", {"polyak": 0.1}),
     ("dqn", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),  # the mean square soon forgets that it began at 1
     ("dqn", {"optimizer": "adamw"}),

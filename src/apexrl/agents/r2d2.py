@@ -67,7 +67,7 @@ class R2D2:
                 config.network,
                 layer_choice(config),
             )
-        self._network = Trained("", network.to(self._device), config, target=True)
+        self._network = Trained("", network.to(self._device), config, target=True, target_acts=config.target_acts)
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}

@@ -58,6 +58,8 @@ class LayerSettings:
     )
     """Convolutions for images: IMPALA's residual network, DQN's (nature), A3C's (shallow), or those for small images.
     auto: nature from 36 pixels a side on, small from 16, else minatar. shallow has a third of nature's work."""
+    encoder_width: Annotated[int, Range(1, 64), Needs("network", ("",))] = 1
+    """Factor of the filters of every convolution (BBF: 4, of resnet)."""
     layer_norm: bool = False
     """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
     precision: Annotated[Literal["float32", "bfloat16", "auto"], Needs("network", ("",))] = "float32"
@@ -113,6 +115,8 @@ class ValueSettings:
     """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
     dueling: bool = True
     """Value and advantage heads (Wang et al. 2016)."""
+    target_acts: bool = False
+    """Actors and evaluator choose by the target network, whose choices change less from update to update (BBF)."""
 
 
 @dataclass(frozen=True)
