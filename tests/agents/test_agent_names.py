@@ -244,6 +244,8 @@ OTHER: dict[str, Any] = {
     "advantage_clip": 0.01,
     "mixer": "monotonic",
     "mixing_units": 5,
+    "policies": 2,
+    "gamma_least": 0.5,
 }
 SECOND = {
     "optimizer": "adam",
@@ -276,6 +278,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"reset_period_updates": 3}),
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
+    ("r2d2", {"policies": 3}),
     ("td3", {"polyak": 0.0, "optimizer": "rmsprop", "rmsprop_decay": 0.5}),
     ("td3", {"target_noise": 0.0}),
     ("sac", {"temperature": 0.2, "polyak": 0.0}),

@@ -237,6 +237,7 @@ AGENTS: dict[str, AgentInfo] = {
             "recurrent_units",
             families.RescalingSettings,
             families.TraceSettings,
+            families.PolicyLadderSettings,
         ),
         "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",
