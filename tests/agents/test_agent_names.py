@@ -244,6 +244,8 @@ OTHER: dict[str, Any] = {
     "advantage_clip": 0.01,
     "mixer": "monotonic",
     "mixing_units": 5,
+    "policies": 2,
+    "gamma_least": 0.5,
 }
 SECOND = {
     "optimizer": "adam",
@@ -254,7 +256,7 @@ SECOND = {
     "mixer": "sum",
 }  # where it has OTHER's already
 FLIPPED = {
-    *("double", "dueling", "noisy", "munchausen", "centered", "layer_norm"),
+    *("double", "dueling", "target_acts", "noisy", "munchausen", "centered", "layer_norm"),
     *("critic_layer_norm", "eager_targets"),
     *("normalize_advantages", "summed_loss", "separate_values", "central_value", "popart"),
 }
@@ -264,18 +266,19 @@ EXPLORATION = {
     "epsilon_alpha",
     *SIGMAS,
 }  # of the actor, which hands it over
-IMAGES = {"encoder", "precision"}  # means nothing to vectors: tests/networks/test_encoders.py
+IMAGES = {"encoder", "precision", "encoder_width"}  # means nothing to vectors: tests/networks/test_encoders.py
 ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow")),
+    *((name, {}) for name in AGENTS if name not in ("double_dqn", "dueling_dqn", "rainbow", "bbf")),
     ("dqn", {"polyak": 0.1}),
     ("dqn", {"optimizer": "rmsprop", "rmsprop_decay": 0.5}),  # the mean square soon forgets that it began at 1
     ("dqn", {"optimizer": "adamw"}),
     ("dqn", {"reset_period_updates": 3}),
     ("dqn", {"double": True, "noisy": True, "distribution": "quantile"}),
     ("r2d2", {"polyak": 0.1}),
+    ("r2d2", {"policies": 3}),
     ("td3", {"polyak": 0.0, "optimizer": "rmsprop", "rmsprop_decay": 0.5}),
     ("td3", {"target_noise": 0.0}),
     ("sac", {"temperature": 0.2, "polyak": 0.0}),

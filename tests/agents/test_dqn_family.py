@@ -87,6 +87,7 @@ def test_the_names_are_the_familys() -> None:
         "iqn",
         "noisy_dqn",
         "rainbow",
+        "bbf",
         "munchausen_dqn",
     ]
 

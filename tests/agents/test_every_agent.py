@@ -265,7 +265,9 @@ def behind_terminations(data: dict[str, Array], value: float) -> dict[str, Array
 def test_nothing_behind_a_termination_counts(game: Game, value: float) -> None:
     # What is not finite is taken as zeros. CrossQ's statistics are of these observations too, and a projection's sums
     # round differently with other probabilities behind a discount of 0: these are compared with zeros.
-    finite = 0.0 if game.name in ("crossq", "c51", "rainbow", "d4pg", "simba_v2", "fast_td3", "fast_sac") else 0.25
+    finite = (
+        0.0 if game.name in ("crossq", "c51", "rainbow", "bbf", "d4pg", "simba_v2", "fast_td3", "fast_sac") else 0.25
+    )
     batches = [batch for batch in game.batches(12) if (batch.data["discount"][batch.data.get("mask", ...)] == 0).any()]
     agents = game.agent(), game.agent()
     for batch in batches[:4]:

@@ -135,7 +135,9 @@ def test_every_agent_reports_them_with_its_other_metrics_and_expects_returns(nam
         metrics = agent.update(prepared).metrics
         assert metrics.keys() >= WEIGHTED - ({"effective_samples"} if name == "pqn" else set())  # it has no weights
         assert ("explained_variance" in metrics) == (AGENTS[name].item == "unroll")
-        assert ("support_edges" in metrics) == (name in ("c51", "rainbow", "d4pg", "simba_v2", "fast_td3", "fast_sac"))
+        assert ("support_edges" in metrics) == (
+            name in ("c51", "rainbow", "bbf", "d4pg", "simba_v2", "fast_td3", "fast_sac")
+        )
         period = METRICS_PERIOD_UPDATES
         reports = [found for _ in range(period) if (found := agent.update(prepared).metrics)]
         assert 0.0 < reports[-1]["relative_update"] < 1.0

@@ -164,8 +164,9 @@ def test_a_reset_makes_network_target_and_optimizer_anew(shown: Shown, changes: 
         game.close()
 
 
-def test_resets_come_every_period_until_their_end_and_a_resume_repeats_them() -> None:
-    game = Game("rainbow", "vector", "discrete", reset_period_updates=2, reset_until_updates=5)
+@pytest.mark.parametrize("name", ["rainbow", "bbf"])
+def test_resets_come_every_period_until_their_end_and_a_resume_repeats_them(name: str) -> None:
+    game = Game(name, "vector", "discrete", reset_period_updates=2, reset_until_updates=5)
     try:
         straight = DQN(game.spec, game.config.agent, seed=7)
         steps, batches = [], game.batches(8)
@@ -179,9 +180,52 @@ def test_resets_come_every_period_until_their_end_and_a_resume_repeats_them() ->
         for batch in batches[3:]:
             resumed.update(resumed.prepare(batch))
         one, two = straight.state_dict(), resumed.state_dict()
-        assert all(np.array_equal(one[name], two[name]) for name in one)
+        assert all(np.array_equal(one[part], two[part]) for part in one)
     finally:
         game.close()
+
+
+# BBF
+
+
+def test_actors_are_given_the_target_and_the_learner_learns_all_the_same() -> None:
+    game = Game("bbf", "vector", "discrete")
+    try:
+        agent, plain = (
+            DQN(game.spec, override(game.config, {"target_acts": acts}).agent, seed=3) for acts in (True, False)
+        )
+        for batch in game.batches(3):
+            for one in (agent, plain):
+                one.update(one.prepare(batch))
+        target, online = agent.weights(), plain.weights()
+        assert target.keys() == online.keys()
+        state, others = agent.state_dict(), plain.state_dict()
+        assert all(np.array_equal(state[name], others[name]) for name in state)
+        for name, value in target.items():
+            np.testing.assert_array_equal(value, state[f"target/{name}"])
+            np.testing.assert_array_equal(online[name], state[f"online/{name}"])
+            assert not np.array_equal(value, online[name]), name
+        actor = DQN(game.spec, game.config.agent, seed=99)
+        actor.load(target)
+        seen = {name: torch.from_numpy(value) for name, value in game.seen(3).items()}
+        z = agent._network.target(seen)
+        q = agent._returns.means(agent._returns.read(z)).max(dim=1).values * agent._normalizer.unit
+        np.testing.assert_allclose(actor.expected_returns(game.seen(3)), q.detach().numpy(), rtol=1e-5)
+    finally:
+        game.close()
+
+
+def test_bbf_learns_through_resets_by_its_slow_target(tmp_path: Path) -> None:
+    own = {"reset_period_updates": 200, "reset_until_updates": 400, "horizon_updates": 50, "n_step": 1}
+    horizons = {"n_step_start": 4, "gamma_start": 0.2, "gamma": 0.5, "v_min": 0.0, "v_max": 2.0}
+    speed = {"polyak": 0.05, "hidden": (32,), "learning_rate": 1e-2, "updates_per_step": 1.0, "min_size": 100}
+    config = run_of("bbf", epsilon=0.2, batch_size=16, **own, **horizons, **speed)
+    run = apexrl.train(
+        config, show=False, serial=True, env_steps=1_000, seed=1, eval_episodes=20, eval_period_seconds=3600.0,
+        stop_at_return=None, out=str(tmp_path),
+    )  # fmt: skip
+    assert run.summary["updates"] > 800  # half of them behind the second reset
+    assert run.summary["last_weights_return"] == STEPS
 
 
 # Runs
@@ -223,6 +267,8 @@ def test_who_cannot_reset_together_refuses(changes: dict[str, Any]) -> None:
         topology("apex")(override(config, {"learners": 2}), seen)
     with pytest.raises(ConfigError, match=r"parameter servers own slices .* use --topology apex"):
         topology("gorila")(override(config, {"topology": "gorila"}), seen)
+    with pytest.raises(ConfigError, match=r"no target: actors could not choose by one. Set --no-target-acts, or"):
+        topology("gorila")(override(config, {"topology": "gorila", "target_acts": True}), seen)
     one = topology("apex")(config, seen)
     if config.agent.anneal_horizon:
         with pytest.raises(ConfigError, match=r"shards of a replay .* set --no-anneal-horizon, or run without Ray"):

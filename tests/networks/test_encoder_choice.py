@@ -93,6 +93,22 @@ def test_an_image_too_small_for_what_was_chosen_is_refused() -> None:
         encoder_for(spec_of(4), (), "", LayerChoice("resnet"))
 
 
+@pytest.mark.parametrize("kind", get_args(Architecture))
+def test_a_wider_encoder_has_as_many_times_the_filters(kind: Architecture) -> None:
+    plain, wide = (encoder_for(spec_of(40), (), "", LayerChoice(kind, width=width)) for width in (1, 4))
+    assert wide.features == 4 * plain.features
+    pairs = list(zip(plain.module.parameters(), wide.module.parameters(), strict=True))
+    assert all(four.shape[0] == 4 * one.shape[0] for one, four in pairs)
+    features = wide.module({"observation": torch.randint(256, (2, 40, 40, 3), dtype=torch.uint8)})
+    assert features.shape == (2, wide.features)
+
+
+def test_bbfs_encoder_has_the_papers_size() -> None:
+    """Width 4 of IMPALA's on Atari's 84 pixels: 11·11 places of 128 filters."""
+    atari = EnvSpec({"observation": Field((84, 84), "uint8")}, ActionSpec(n=4), stack=4)
+    assert encoder_for(atari, (), "", LayerChoice("resnet", width=4)).features == 11 * 11 * 128
+
+
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_the_residual_network_is_impalas(layer_norm: bool) -> None:
     """Espeholt et al. 2018, figure 3, written out; the paper's image of 72×96 gives 9·12·32 features."""

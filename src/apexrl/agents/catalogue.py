@@ -64,6 +64,7 @@ _PLAIN: dict[str, Any] = {
     "munchausen": False,
     "distribution": "expected",
     "conservative_weight": 0.0,
+    "target_acts": False,
     "epsilon": 0.4,
 }
 # Of the teams that environments of several agents are; each agent explores by itself.
@@ -150,6 +151,33 @@ AGENTS: dict[str, AgentInfo] = {
         },
         identity=("double", "dueling", "noisy", "distribution"),
     ),
+    "bbf": _dqn(
+        "Rainbow's for many updates a step: resets, n and γ that change after each, a slow target that acts; without "
+        "the paper's self-prediction (SPR)",
+        "Schwarzer et al. 2023, Bigger, Better, Faster: Human-level Atari with Human-level Efficiency, "
+        "arXiv 2305.19452",
+        _PLAIN
+        | {
+            "double": True,
+            "dueling": True,
+            "distribution": "categorical",
+            "target_acts": True,
+            "polyak": 0.005,
+            "optimizer": "adamw",
+            "weight_decay": 0.1,
+            "n_step": 3,
+            "gamma": 0.997,
+            "anneal_horizon": True,
+            "n_step_start": 10,
+            "gamma_start": 0.97,
+            "horizon_updates": 10_000,
+            "reset_period_updates": 40_000,
+            "shrink_factor": 0.5,
+            "alpha": 0.5,
+            "beta": 0.5,
+        },
+        identity=("double", "dueling", "distribution", "target_acts"),
+    ),
     "munchausen_dqn": _dqn(
         "DQN with soft targets and the scaled log-policy added to the reward",
         "Vieillard et al. 2020, Munchausen Reinforcement Learning, arXiv 2007.14430",
@@ -211,6 +239,7 @@ AGENTS: dict[str, AgentInfo] = {
             "recurrent_units",
             families.RescalingSettings,
             families.TraceSettings,
+            families.PolicyLadderSettings,
         ),
         "Q-learning with an LSTM, from sequences. The paper's network sees --last-action-reward too",
         "Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning, ICLR",

@@ -33,4 +33,6 @@ def with_memory(agent: str, settings: Settings, images: bool) -> Settings:
         "min_size": max(1, before["min_size"] // stride),
         "learning_rate": min(before["learning_rate"], _BOX_STEP_SIZE if "Box" in info.needs else _STEP_SIZE),
     }
+    if info.settings.get("anneal_horizon"):  # of transitions alone
+        found["anneal_horizon"] = False
     return before | found

@@ -21,7 +21,7 @@ _LONG_EPISODE_STEPS = 1_000
 _RANDOM_EPISODES = 3
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
-# --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, munchausen_dqn
+# --- Q-learning: dqn, double_dqn, dueling_dqn, c51, qr_dqn, iqn, noisy_dqn, rainbow, bbf, munchausen_dqn
 
 _Q_VECTORS: Settings = SCALED | {
     "hidden": (128, 128),
@@ -87,6 +87,8 @@ _Q_OWN: Mapping[str, Settings] = {
     "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
     "iqn": {"quantile_samples": 8, "batch_size": 64},  # the paper: 8 do nearly as well; an update costs a fifth
     "rainbow": CATEGORIES,
+    # γ ends at the family's: the longer it looks, the more the size of returns changes with each reset
+    "bbf": CATEGORIES | {"optimizer": "adamw", "updates_per_step": 1.0, "batch_size": 32},
     "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
 }
 
@@ -175,7 +177,7 @@ _BC: Settings = {
 }
 
 _VECTORS_OWN: Mapping[str, Settings] = {
-    **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "d4pg")},
+    **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "bbf", "d4pg")},
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
 }
 """What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""

@@ -82,7 +82,7 @@ class DQN:
         )
         with seeded_layers(seed):
             network = make().to(self._device)
-        self._network = Trained("", network, config, target=True)
+        self._network = Trained("", network, config, target=True, target_acts=config.target_acts)
         self._online = differentiable(network)
         self._by_hand = not (config.network or config.conservative_weight)
         self._certain = not (network.noise_size or self._implicit)  # nothing in it is drawn

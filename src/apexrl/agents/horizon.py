@@ -46,6 +46,20 @@ def horizon(config: AgentConfig, updates: int) -> Horizon:
     return Horizon(n_step, 1.0 - interpolated(1.0 - config.gamma_start, 1.0 - config.gamma, done))
 
 
+def ladder(policies: int, greatest: float, least: float) -> list[float]:
+    """γ of each policy: γ_i = 1 − exp(((N − 1 − i)·log(1 − γ_max) + i·log(1 − γ_min)) / (N − 1)), falling.
+
+    Badia et al. 2020 (Never Give Up, arXiv 2002.06038), appendix, equation 4. Agent57 (arXiv 2003.13350) has other
+    numbers for the first few of its 32.
+
+    Args:
+        policies: N; of one alone it is ``greatest``.
+        greatest, least: γ_max, of the first, and γ_min, of the last, below 1.
+    """
+    share = 1.0 / max(policies - 1, 1)
+    return [1.0 - interpolated(1.0 - greatest, 1.0 - least, i * share) for i in range(policies)]
+
+
 def check_horizon(config: AgentConfig) -> None:
     """Refuse an end that no exponential reaches.
 

@@ -7,5 +7,5 @@ from apexrl.networks.encoders import LayerChoice
 
 
 def layer_choice(config: AgentConfig) -> LayerChoice:
-    """``encoder``, ``layer_norm`` and ``precision``, as networks take them."""
-    return LayerChoice(config.encoder, config.layer_norm, config.precision)
+    """``encoder``, ``layer_norm``, ``precision`` and ``encoder_width``, as networks take them."""
+    return LayerChoice(config.encoder, config.layer_norm, config.precision, config.encoder_width)

@@ -140,6 +140,28 @@ _PAPERS: Mapping[str, Settings] = {
         "v_min": -10.0,
         "v_max": 10.0,
     },
+    # Schwarzer et al. 2023, and the authors' code (google-research: bigger_better_faster/bbf/configs/BBF.gin). Theirs
+    # has one hidden layer of 2048 in front of both streams, ours one in each; no SPR loss and no shifted images here
+    "bbf": _ONE_ACTOR
+    | {
+        "pull_period": 1,
+        "image_units": 2_048,
+        "learning_rate": 1e-4,
+        "optimizer_eps": 1.5e-4,
+        "gradient_clip": 0.0,
+        "batch_size": 32,
+        "updates_per_step": 2.0,
+        "capacity": 200_000,
+        "min_size": 2_000,
+        "random_start": True,
+        "reset_until_updates": 160_000,  # the last one of their 200 000 updates
+        "epsilon": 0.0,
+        "epsilon_alpha": 0.0,
+        "exploration_steps": 4_000,  # it falls over the 2 000 behind the random ones
+        "atoms": 51,
+        "v_min": -10.0,
+        "v_max": 10.0,
+    },
     # Vieillard et al. 2020, appendix B: Dopamine's DQN with Adam (google-research: munchausen_rl/agents/m_dqn.py)
     "munchausen_dqn": _DQN
     | {
@@ -267,6 +289,8 @@ def paper_settings(agent: str, facts: EnvFacts, env_steps: int = 0) -> dict[str,
         found |= _PPO_BOXES
     if agent in ("a2c", "impala") and facts.image_side >= SMALL_IMAGE_SIDE:
         found["encoder"] = "shallow"
+    if agent == "bbf" and facts.image_side:
+        found |= {"encoder": "resnet", "encoder_width": 4}
     if agent == "pqn":
         found |= _pqn(facts, env_steps)
     if agent == "discrete_sac":

@@ -16,6 +16,7 @@ from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.policy_ladder import PolicyLadder
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
 from apexrl.agents.trained_network import Gradients, Loss, Trained
@@ -35,6 +36,7 @@ class R2D2:
 
     A sequence brings the LSTM's state from when it was recorded. As that state is of older weights, the steps of the
     burn-in run first, in both networks and without gradient, and warm it up ("stored state with burn-in", section 3).
+    With ``policies`` a sequence also brings which of them acted, and is learned from for that one, by its γ.
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
@@ -43,7 +45,8 @@ class R2D2:
         seed: of the network's first weights and of exploration.
 
     Raises:
-        AgentError: the actions are a box, or too many; or a sequence would have no steps.
+        AgentError: the actions are a box, or too many; a sequence would have no steps; or γ of several policies does
+            not fall.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -57,9 +60,11 @@ class R2D2:
         self._device = torch.device(device)
         self._choices = Choices(spec, config.agent)
         self._rng = acting_generator(seed)
+        self._policies = PolicyLadder(config, self._device)
+        self._frames = (spec.stack,) if spec.stack > 1 else ()
         with seeded_layers(seed):
             network = RecurrentQ(
-                spec,
+                self._policies.shown(spec),
                 config.hidden,
                 config.recurrent_units,
                 config.dueling,
@@ -67,7 +72,7 @@ class R2D2:
                 config.network,
                 layer_choice(config),
             )
-        self._network = Trained("", network.to(self._device), config, target=True)
+        self._network = Trained("", network.to(self._device), config, target=True, target_acts=config.target_acts)
         self._normalizer = Normalizer(spec, config, self._device)
         self.networks: dict[str, Trained[Any]] = {"q": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
@@ -84,6 +89,7 @@ class R2D2:
             "value": Field((), "float32", sampled=False, windowed=True),
             H: state,
             C: state,
+            **self._policies.fields,
         }
 
     # Acting
@@ -93,10 +99,12 @@ class R2D2:
         rows = len(exploration)
         if state is None:
             zeros = np.zeros((rows, self._config.recurrent_units), np.float32)
-            state = {H: zeros, C: zeros}
+            state = {H: zeros, C: zeros, **dict.fromkeys(self._policies.fields, zeros[:, :1])}
+        policy = self._policies.acting(state, rows, self._rng, greedy)
         with torch.no_grad():
-            before = on_device(state, self._device)
+            before = on_device({**state, **policy}, self._device)
             seen = self._normalizer.observation(on_device(observations, self._device))
+            seen = self._policies.told(seen, before, self._frames)
             values, after = self._network.network.step(seen, LSTMState(before[H], before[C]))
         q, h, c = (tensor.cpu().numpy() for tensor in (self._choices.masks.values(values, seen), *after))
         actions = q.argmax(axis=1)
@@ -104,14 +112,15 @@ class R2D2:
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)
         extras = {"q": q[np.arange(rows), actions], "value": value, H: state[H], C: state[C]}
-        return Acted(self._choices.to_env(actions), extras, {H: h, C: c})
+        return Acted(self._choices.to_env(actions), {**extras, **policy}, {H: h, C: c, **policy})
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
-        seen = self._normalizer.observation(observation)
+        first = {name: torch.ones_like(state[name]) for name in self._policies.fields}
+        seen = self._policies.told(self._normalizer.observation(observation), first, self._frames)
         q, after = self._network.network.step(seen, LSTMState(state[H], state[C]))
         q = self._choices.masks.values(q, observation)
-        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c})
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c, **first})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, no longer rescaled."""
@@ -131,6 +140,8 @@ class R2D2:
         if self._stacked:
             value = value[:, :, -1]  # the replay stacks it as it does observations
         reward = self._normalizer.reward(reward)
+        acted = {name: torch.from_numpy(items[name]) for name in self._policies.fields}
+        discount = self._policies.discount(discount, acted)
         target = self._target(reward, discount, mask, value, q == value[: len(q)])
         return as_array(sequence_priority(target - q, mask, config.priority_eta))
 
@@ -138,7 +149,7 @@ class R2D2:
 
     def prepare(self, batch: Sampled) -> Sequences:
         """Hand a batch over to the device, time first."""
-        return sequences(batch, self._config.burn_in, (H, C), self._device)
+        return sequences(batch, self._config.burn_in, (H, C, *self._policies.fields), self._device)
 
     def loss(self, batch: Sequences) -> Loss:
         """mean(w·Σ_t L(y_t − Q(s_t, a_t))) with ``_target`` for y; values are rescaled (section 2.3)."""
@@ -150,7 +161,8 @@ class R2D2:
         bootstrap = next_q.gather(2, chosen).squeeze(2)  # [L + 1, B]
         action = self._choices.index(batch.action.flatten(0, 1)).view(batch.reward.shape)
         greedy = action == chosen[:-1].squeeze(2)
-        target = self._target(batch.reward, batch.discount, batch.mask, bootstrap, greedy)
+        discount = self._policies.discount(batch.discount, batch.state)
+        target = self._target(batch.reward, discount, batch.mask, bootstrap, greedy)
         taken = q[:-1].gather(2, action.unsqueeze(2)).squeeze(2)  # [L, B]
         delta = torch.where(batch.mask, target - taken, 0.0)
         loss = sequence_loss(torch.where(batch.fresh, delta, 0.0), batch.weights, config.huber)
@@ -177,13 +189,17 @@ class R2D2:
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
         warm = self._config.burn_in
+        warming, observation = (
+            self._policies.told(seen, batch.state, (steps, *self._frames))
+            for seen, steps in ((batch.warming, warm), (batch.observation, len(batch.reward) + 1))
+        )
         state: MemoryState = LSTMState(batch.state[H], batch.state[C])
         if warm:
             resets = [step for step in batch.resets if step < warm]
             with torch.no_grad():
-                _, state = network.unroll(batch.warming, state, batch.first[:warm], resets)
+                _, state = network.unroll(warming, state, batch.first[:warm], resets)
         resets = [step - warm for step in batch.resets if step >= warm]
-        outputs, _ = network.unroll(batch.observation, state, batch.first[warm:], resets)
+        outputs, _ = network.unroll(observation, state, batch.first[warm:], resets)
         return self._choices.masks.unrolled(network.head(outputs), batch.observation)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:

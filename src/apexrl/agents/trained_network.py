@@ -56,6 +56,7 @@ class Trained(Generic[N]):
         config: says the optimizer.
         learning_rate: step size; 0: that of ``config``.
         target: a target network follows it.
+        target_acts: that is what actors are given.
         apart: begin of the parameters' names whose gradient is clipped for itself; they are the last.
     """
 
@@ -71,6 +72,7 @@ class Trained(Generic[N]):
         config: AgentConfig,
         learning_rate: float = 0.0,
         target: bool = False,
+        target_acts: bool = False,
         apart: str = "",
     ) -> None:
         self.network = network
@@ -78,7 +80,7 @@ class Trained(Generic[N]):
         self._prefix = f"{name}/" if name else ""
         self._config = config
         self._learning_rate = learning_rate or config.learning_rate
-        self._has_target = target
+        self._has_target, self._target_acts = target, target_acts
         self.record = GradientRecord()
         starts = [where.start for one, where in self.parameters.slices.items() if apart and one.startswith(apart)]
         self._cuts = [min(starts)] if starts else []  # where the gradient is cut into parts that are clipped
@@ -202,8 +204,9 @@ class Trained(Generic[N]):
         return due
 
     def weights(self) -> dict[str, Array]:
-        """The network's parameters by name, copied."""
-        return {self._prefix + name: array for name, array in self.parameters.arrays().items()}
+        """The network's parameters by name, copied; where the target acts its, under the same names."""
+        acting = self.target_parameters if self._target_acts else self.parameters
+        return {self._prefix + name: array for name, array in acting.arrays().items()}
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take parameters as ``weights`` gives them; others' names are passed over.

@@ -67,6 +67,8 @@ class LayerSettings:
     )
     """Convolutions for images: IMPALA's residual network, DQN's (nature), A3C's (shallow), or those for small images.
     auto: nature from 36 pixels a side on, small from 16, else minatar. shallow has a third of nature's work."""
+    encoder_width: Annotated[int, Range(1, 64), Needs("network", ("",))] = 1
+    """Factor of the filters of every convolution (BBF: 4, of resnet)."""
     layer_norm: bool = False
     """Layer normalisation before every ReLU of encoder and head (PQN; Ba et al. 2016)."""
     precision: Annotated[Literal["float32", "bfloat16", "auto"], Needs("network", ("",))] = "float32"
@@ -272,6 +274,17 @@ class RescalingSettings:
 
 
 @dataclass(frozen=True)
+class PolicyLadderSettings:
+    """Policies that look ahead differently far, of one network (R2D2 with the γ of Never Give Up and Agent57)."""
+
+    policies: Annotated[int, Range(1, 256)] = 1
+    """Policies, each with a γ of its own between gamma and gamma_least; 1: gamma alone (NGU: 32).
+    Each episode is acted by one of them, and learned from for it. The first, with gamma, is what is evaluated."""
+    gamma_least: Annotated[float, Range(0, below=1), Needs("policies", unless=(1,))] = 0.99
+    """γ of the last policy (NGU: 0.99, with a gamma of 0.997)."""
+
+
+@dataclass(frozen=True)
 class TraceSettings:
     """Returns over several steps, of Q-learning from sequences and unrolls."""
 
@@ -347,6 +360,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     ScheduleSettings,
     ActorCriticSettings,
     TraceSettings,
+    PolicyLadderSettings,
     ImplicitSettings,
     ConservativeBoxSettings,
     ConservativeSettings,

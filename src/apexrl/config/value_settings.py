@@ -16,6 +16,8 @@ class ValueSettings:
     """The online network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
     dueling: bool = True
     """Value and advantage heads (Wang et al. 2016)."""
+    target_acts: bool = False
+    """Actors and evaluator choose by the target network, whose choices change less from update to update (BBF)."""
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,17 @@ class Convolutions(NamedTuple):
     norms: nn.ModuleList  # before the ReLU behind each layer; of a residual network before the one behind the last
 
 
-def convolutions(kind: Architecture, channels: int, layer_norm: bool) -> Convolutions:
-    """Layers for images of so many channels, [B, channels, H, W]. ``kind``: not ``auto``."""
+def convolutions(kind: Architecture, channels: int, layer_norm: bool, width: int = 1) -> Convolutions:
+    """Layers for images of so many channels, [B, channels, H, W]. ``kind``: not ``auto``; each layer has ``width``
+    times its filters."""
     layers: list[nn.Module]
     normed: tuple[int, ...]
     if kind == "resnet":
-        sizes = pairwise((channels, *RESIDUAL_CHANNELS))
-        layers = [ResidualStage(inputs, filters, layer_norm) for inputs, filters in sizes]
-        normed = RESIDUAL_CHANNELS[-1:]
+        stages = tuple(width * filters for filters in RESIDUAL_CHANNELS)
+        layers = [ResidualStage(inputs, filters, layer_norm) for inputs, filters in pairwise((channels, *stages))]
+        normed = stages[-1:]
     else:
-        normed = tuple(filters for filters, _, _ in PLAIN_LAYERS[kind])
+        normed = tuple(width * filters for filters, _, _ in PLAIN_LAYERS[kind])
         sizes = pairwise((channels, *normed))
         layers = [
             nn.Conv2d(inputs, filters, side, stride)

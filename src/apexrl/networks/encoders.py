@@ -32,6 +32,7 @@ class LayerChoice(NamedTuple):
     convolutions: Architecture = "auto"
     layer_norm: bool = False  # before every ReLU
     precision: Precision = "float32"  # of convolutions
+    width: int = 1  # factor of their filters
 
 
 PLAIN = LayerChoice()
@@ -103,7 +104,7 @@ class ImageEncoder(nn.Module):
         self._scale = 1.0 / 255.0 if field.dtype == "uint8" else 1.0
         kind = chosen(choice.convolutions, shape, min(height, width))
         self._large, self._residual = kind in ("nature", "shallow", "resnet"), kind == "resnet"
-        self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm)
+        self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm, choice.width)
         small = choice.precision == "auto" and kind == "minatar"  # a conversion costs more than it saves
         self._precision: Precision = "float32" if small else choice.precision
         with torch.no_grad():

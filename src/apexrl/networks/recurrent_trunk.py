@@ -20,6 +20,8 @@ from apexrl.spec import LAST_ACTION, LAST_REWARD, EnvSpec
 
 Observation = Mapping[str, Tensor]
 
+POLICY = "acting_policy"
+"""Field of which policy of several acts, one-hot, where a network has several."""
 FEW_RESETS = 8  # ours: up to so many, a kernel between every two takes no longer than cutting into pieces
 
 
@@ -27,7 +29,7 @@ class RecurrentTrunk(nn.Module):
     """A trunk and a memory behind it.
 
     Previous action and reward, where the environment shows them, go past the trunk into the memory (Kapturowski et al.
-    2019, section 2.3; Espeholt et al. 2018, figure 3).
+    2019, section 2.3; Espeholt et al. 2018, figure 3); so does which policy acts (Badia et al. 2020).
 
     Args:
         spec: the environment.
@@ -49,7 +51,7 @@ class RecurrentTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.features = choice.units
-        self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD) if name in spec.observation)
+        self.past = tuple(name for name in (LAST_ACTION, LAST_REWARD, POLICY) if name in spec.observation)
         shown = {name: field for name, field in spec.observation.items() if name not in self.past}
         self.trunk = Trunk(replace(spec, observation=shown), hidden, image_units, network, layers)
         beside = spec.stack * sum(math.prod(spec.observation[name].shape) for name in self.past)

@@ -55,6 +55,8 @@ _CARTPOLE_CATEGORIES: dict[str, Any] = {"v_min": 0.0, "v_max": 100.0, "learning_
 # More updates and copies of the target: without n-step returns values come one step further with every copy, and
 # without ε a policy that drifts out of the picture is left sooner.
 _CARTPOLE_OFTEN: dict[str, Any] = {"updates_per_step": 0.25, "target_period_updates": 100}
+# Ours: a shorter horizon keeps returns within the categories; the paper makes two updates a step.
+_BBF: dict[str, Any] = {"gamma": 0.99, "updates_per_step": 0.5, "batch_size": 32}
 # Policy gradients here: CleanRL's PPO step size times four and its clip; Adam, and means over the steps, for all of
 # them. An update for every 128 environment steps, or several gradient steps for 256 or 512.
 _CARTPOLE_UNROLLS: dict[str, Any] = {
@@ -86,6 +88,7 @@ CARTPOLE_AGENTS: dict[str, dict[str, Any]] = {
     "qr_dqn": {"quantiles": 10},  # rl-zoo
     "iqn": {"quantile_samples": 16},
     "rainbow": {**_CARTPOLE_CATEGORIES, **_CARTPOLE_OFTEN},
+    "bbf": {**_CARTPOLE_CATEGORIES, **_BBF},
     "munchausen_dqn": _CARTPOLE_OFTEN,
     "r2d2": _POSITION_R2D2,
     "pqn": _CARTPOLE_PQN,
@@ -262,6 +265,7 @@ DISCRETE: dict[str, Preset] = {
         agents={
             "c51": _CARTPOLE_CATEGORIES,
             "rainbow": _CARTPOLE_CATEGORIES,
+            "bbf": {**_CARTPOLE_CATEGORIES, **_BBF},
             "r2d2": _POSITION_R2D2,
             "impala": _POSITION_IMPALA,
         },
@@ -275,6 +279,7 @@ DISCRETE: dict[str, Preset] = {
         agents={
             "c51": _LUNARLANDER_CATEGORIES,
             "rainbow": _LUNARLANDER_CATEGORIES,
+            "bbf": {**_LUNARLANDER_CATEGORIES, **_BBF},
             "impala": _LUNARLANDER_IMPALA,
             "appo": _LUNARLANDER_APPO,
         },
@@ -285,7 +290,7 @@ DISCRETE: dict[str, Preset] = {
         "minatar",
         ("minatar",),
         agent="rainbow",
-        agents={"pqn": _MINATAR_PQN},
+        agents={"pqn": _MINATAR_PQN, "bbf": {**_BBF, "updates_per_step": 1.0}},
     ),
     "pong": Preset(
         PONG,

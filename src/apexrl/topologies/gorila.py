@@ -26,6 +26,11 @@ def gorila(config: Config, probe: Probe) -> Program:
     Raises:
         ConfigError: there are more servers than slices; or what local replays, or parameter servers, cannot do.
     """
+    if config.agent.target_acts:
+        raise ConfigError(
+            "parameter servers own the network that learns, and no target: actors could not choose by one. Set "
+            "--no-target-acts, or use --topology apex"
+        )
     if config.agent.reset_period_updates or config.agent.anneal_horizon:
         raise ConfigError(
             "parameter servers own slices of the network and apply gradients alone: none could reset it, and learners "
