@@ -8,7 +8,12 @@ from typing import Any, Final
 from apexrl.config import convert
 from apexrl.config.schema import Config
 
-NEW_SETTINGS: Final = frozenset(("weights_precision", "compress_images", "team", "mixer", "mixing_units"))
+NEW_SETTINGS: Final = frozenset(
+    (
+        "weights_precision", "compress_images", "team", "mixer", "mixing_units", "target_acts", "encoder_width", "policies",
+        "gamma_least",
+    )
+)  # fmt: skip
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them
 only where they have another value than by default; they then refuse the run."""
 
