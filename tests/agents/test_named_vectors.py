@@ -61,7 +61,7 @@ def test_vectors_are_all_that_an_update_changes(game: Game) -> None:
     for name in live:  # and they hold the whole state
         live[name][:] = 0.0
     state = agent.state_dict()
-    assert all(not value.any() for name, value in state.items() if name not in ("updates", "rng", "noise"))
+    assert all(not value.any() for name, value in state.items() if name not in ("updates", "rng", "noise", "resets"))
 
 
 def test_bound_agents_are_one(game: Game) -> None:
