@@ -73,6 +73,16 @@ def test_onnx_acts_as_the_agent(name: str, tmp_path: Path) -> None:
         game.close()
 
 
+def test_of_several_policies_the_first_acts(tmp_path: Path) -> None:
+    game, loaded = trained("r2d2", "image", "discrete", policies=3)
+    try:
+        shapes = loaded.export(tmp_path / "agent.onnx")
+        assert shapes["inputs"].keys() == {"observation", "lstm_h", "lstm_c"}
+        like(game, loaded, tmp_path / "agent.onnx")
+    finally:
+        game.close()
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "changes"),
     [

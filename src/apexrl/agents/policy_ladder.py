@@ -20,8 +20,7 @@ from apexrl.agents.transition_batch import Observation
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
 from apexrl.networks.recurrent_trunk import POLICY
-from apexrl.protocols import State
-from apexrl.spec import EnvSpec, Field
+from apexrl.spec import Array, EnvSpec, Field
 
 
 class PolicyLadder:
@@ -55,15 +54,18 @@ class PolicyLadder:
             return spec
         return replace(spec, observation={**spec.observation, POLICY: Field((self.count,), "float32")})
 
-    def acting(self, state: State, rows: int, rng: np.random.Generator, greedy: bool) -> dict[str, NDArray[np.float32]]:
+    def acting(
+        self, state: Mapping[str, Array], rows: int, rng: np.random.Generator, greedy: bool
+    ) -> dict[str, NDArray[np.float32]]:
         """Who acts in each of ``rows`` environments: the policy that did, or a new one where an episode begins; the
         first where ``greedy``. Empty of one alone."""
         if self.count == 1:
             return {}
-        numbers = np.zeros((rows, 1), np.float32) if state is None else np.array(state[POLICY], np.float32)
         if greedy:
-            numbers[:] = 1.0
-        elif (begins := numbers == 0.0).any():
+            return {POLICY: np.ones((rows, 1), np.float32)}
+        numbers = np.array(state[POLICY], np.float32) if POLICY in state else np.zeros((rows, 1), np.float32)
+        begins = numbers == 0.0
+        if begins.any():
             numbers[begins] = rng.integers(1, self.count + 1, size=int(begins.sum()))
         return {POLICY: numbers}
 

@@ -99,7 +99,7 @@ class R2D2:
         rows = len(exploration)
         if state is None:
             zeros = np.zeros((rows, self._config.recurrent_units), np.float32)
-            state = {H: zeros, C: zeros, **dict.fromkeys(self._policies.fields, zeros[:, :1])}
+            state = {H: zeros, C: zeros}
         policy = self._policies.acting(state, rows, self._rng, greedy)
         with torch.no_grad():
             before = on_device({**state, **policy}, self._device)
@@ -116,11 +116,11 @@ class R2D2:
 
     def decide(self, observation: Observation, state: Mapping[str, Tensor]) -> Decision:
         """The greedy action of raw observations, in PyTorch alone; see ``Decides``."""
-        first = {name: torch.ones_like(state[name]) for name in self._policies.fields}
+        first = dict.fromkeys(self._policies.fields, torch.ones_like(state[H][:, :1]))
         seen = self._policies.told(self._normalizer.observation(observation), first, self._frames)
         q, after = self._network.network.step(seen, LSTMState(state[H], state[C]))
         q = self._choices.masks.values(q, observation)
-        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c, **first})
+        return Decision(self._choices.to_env_tensor(q.argmax(dim=1)), {H: after.h, C: after.c})
 
     def expected_returns(self, observations: Arrays) -> NDArray[np.float32]:
         """max_a Q(s, a) [B] of episodes' first observations, no longer rescaled."""

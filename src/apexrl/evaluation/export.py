@@ -22,6 +22,7 @@ from apexrl.agents.decision import Decides, Decision, Draws
 from apexrl.agents.rng_state import pack, restore
 from apexrl.errors import AgentError, ConfigError, SnapshotError
 from apexrl.networks.recall import CRITIC
+from apexrl.networks.recurrent_trunk import POLICY
 from apexrl.run.folder import versions
 from apexrl.spec import LENGTH, ActionSpec, Array, EnvSpec, Field
 
@@ -162,7 +163,7 @@ def export(
 def state_shapes(agent: Agent) -> dict[str, tuple[int, ...]]:
     """Recurrent states by which an agent acts greedily, name -> shape of one environment's."""
     recorded: Mapping[str, Field] = getattr(agent, "step_spec", {})
-    states = {name: field.shape for name, field in recorded.items() if field.per_item and name != LEVELS}
+    states = {name: field.shape for name, field in recorded.items() if field.per_item and name not in (LEVELS, POLICY)}
     return {name: shape for name, shape in states.items() if not name.startswith(CRITIC)}
 
 
