@@ -136,14 +136,14 @@ check-clang: $(VENV)/.dev
 	@mkdir -p $(OUT)
 	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=address,undefined native/tests/core_test.cc $(CORE) -o $(OUT)/core-asan
 	$(NO_ASLR) $(OUT)/core-asan
-	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/core_test.cc $(CORE) -o $(OUT)/core-tsan
-	$(NO_ASLR) $(OUT)/core-tsan threads
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/threads_test.cc $(CORE) -o $(OUT)/threads-tsan
+	$(NO_ASLR) $(OUT)/threads-tsan
 	cmake -S . -B $(OUT)/module -DCMAKE_CXX_COMPILER=$(CLANG) -DSKBUILD=ON -DAPEXRL_WERROR=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build $(OUT)/module
 
 check-tidy: $(VENV)/.dev
 	$(PIP) clang-tidy==23.1.4
-	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
+	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/threads_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
 	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/bind*.cc -- -std=c++20 \
 	  $$($(BIN)/python -c 'import nanobind, sysconfig; print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')
 
@@ -152,8 +152,9 @@ check-aarch64:
 	$(call find_tool,$(ARM_GCC),g++-aarch64-linux-gnu,ARM_GCC)
 	$(call find_tool,$(QEMU),qemu-user,QEMU)
 	@mkdir -p $(OUT)
-	$(ARM_GCC) $(STRICT) -O2 -static native/tests/core_test.cc $(CORE) -o $(OUT)/core-aarch64
-	$(QEMU) $(OUT)/core-aarch64
+	for test in core threads; do \
+	  $(ARM_GCC) $(STRICT) -O2 -static native/tests/$${test}_test.cc $(CORE) -o $(OUT)/$$test-aarch64 && \
+	  $(QEMU) $(OUT)/$$test-aarch64 || exit 1; done
 	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_FUZZ_ALONE native/tests/fuzz_chunks.cc $(CORE) -o $(OUT)/fuzz-aarch64
 	$(QEMU) $(OUT)/fuzz-aarch64 5000
 	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_CRASH_POINTS native/tests/crash_test.cc $(CORE) -o $(OUT)/crash-aarch64
