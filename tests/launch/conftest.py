@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from scripted_tuner import Script
+
+from apexrl.launch import autotune
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says which numbers of actors are to be run, one window each."""
+    Script.made = []
+    monkeypatch.setattr(autotune, "Tuner", Script)
+
+    def follow(*counts: int) -> None:
+        monkeypatch.setattr(Script, "settings", [{"actor": count} for count in counts])
+
+    return follow
