@@ -6,12 +6,12 @@ PRESET ?= cartpole
 ARGS ?=
 PEERS ?= cpprb==11.0.0 tianshou==2.0.1 stable-baselines3
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := MAKEFLAGS= $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc native/vendor/*)
 CORE := native/power.cc native/compression.cc
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected native-programs check-model docs reference bench examples clean
 .PHONY: wheels test-wheel check-release
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
@@ -45,7 +45,7 @@ train: $(VENV)/.train
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j 2 types contracts collected
+	$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) types contracts collected
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -62,8 +62,13 @@ test test-long test-ray test-envpool test-object-store test-trackers check colle
 
 SELECTED := -m 'not cluster and not long and not envpool and not object_store'
 
+# Beside the installation, which mostly leaves a core to others.
+native-programs:
+	$(PYTHON) tests/native_programs.py
+
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
-test: check
+test:
+	$(MAKE) --no-print-directory -j 2 native-programs check
 	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder $(SELECTED)
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.

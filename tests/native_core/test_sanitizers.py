@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from native_programs import compiled
-
-FAST_TO_COMPILE = "-O0"  # where compiling takes longer than running
+from native_programs import FAST_TO_COMPILE, FAST_TO_RUN, sanitized
 
 
-def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:
-    """What the program says."""
-    checked = (f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE")
-    built = compiled(program, folder, *checked, *flags)
+def said_by(built: Path, *arguments: str) -> str:
     # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.
     command = ["setarch", "-R", str(built)] if shutil.which("setarch") else [str(built)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400, check=False)
@@ -36,17 +31,16 @@ def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, 
         pytest.param("protocol_test", "address,undefined", "", id="protocol-asan-ubsan", marks=pytest.mark.long),
     ],
 )
-def test_core_is_clean(tmp_path: Path, test: str, sanitizers: str, step: str) -> None:
+def test_core_is_clean(test: str, sanitizers: str, step: str) -> None:
     """``step``: one in so many of the program's seeds, or batches."""
-    flags = () if test == "threads_test" and step == "1" else (FAST_TO_COMPILE,)
-    assert run_sanitized(test, tmp_path, sanitizers, *filter(None, [step]), flags=flags).strip() == "ok"
+    speed = FAST_TO_RUN if test == "threads_test" and step == "1" else FAST_TO_COMPILE
+    assert said_by(sanitized(test, sanitizers, speed), *filter(None, [step])).strip() == "ok"
 
 
 @pytest.mark.long
-def test_hostile_chunks_harm_nothing(tmp_path: Path) -> None:
+def test_hostile_chunks_harm_nothing() -> None:
     """The inputs of ``make fuzz`` without its search: mutations from a fixed seed."""
-    flags = "-DAPEXRL_FUZZ_ALONE", FAST_TO_COMPILE
-    said = run_sanitized("fuzz_chunks", tmp_path, "address,undefined", "20000", flags=flags)
+    said = said_by(sanitized("fuzz_chunks", "address,undefined", FAST_TO_COMPILE, "-DAPEXRL_FUZZ_ALONE"), "20000")
     assert said.endswith("ok\n")
     counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", said)}
     assert set(counts) == {"done", "refused", "repeated", "waited", "joined", "sampled"}

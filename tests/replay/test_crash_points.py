@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from native_programs import NATIVE, compiled
+from native_programs import NATIVE, with_crash_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # `).store(`: on an atomic_ref, of plain memory, before which an APEXRL_POINT() stands.
@@ -20,8 +20,8 @@ SHORT, WHOLE = 8, 1
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled("crash_test", tmp_path_factory.mktemp("crash"), "-DAPEXRL_CRASH_POINTS")
+def program() -> Path:
+    return with_crash_points()
 
 
 def said_by(program: Path, word: str) -> str:
