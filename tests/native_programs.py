@@ -44,7 +44,7 @@ def explored(*flags: str) -> Path:
 def short() -> list[Path]:
     """What ``make test`` runs."""
     core = sanitized("core_test", "address,undefined", FAST_TO_COMPILE)
-    threads = sanitized("threads_test", "thread", FAST_TO_COMPILE)
+    threads = sanitized("threads_test", "thread", FAST_TO_RUN)
     return [core, threads, with_crash_points(), explored()]
 
 
