@@ -6,12 +6,12 @@ PRESET ?= cartpole
 ARGS ?=
 PEERS ?= cpprb==11.0.0 tianshou==2.0.1 stable-baselines3
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := MAKEFLAGS= $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc native/vendor/*)
 CORE := native/power.cc native/compression.cc
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected check-model docs reference bench examples clean
+.PHONY: help install train test test-long test-ray test-envpool test-object-store test-trackers check types contracts collected native-programs check-model docs reference bench examples clean
 .PHONY: wheels test-wheel check-release
 .PHONY: check-native check-clang check-tidy check-aarch64 fuzz
 
@@ -45,7 +45,7 @@ train: $(VENV)/.train
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j 2 types contracts collected
+	$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) types contracts collected
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -62,8 +62,13 @@ test test-long test-ray test-envpool test-object-store test-trackers check colle
 
 SELECTED := -m 'not cluster and not long and not envpool and not object_store'
 
+# Beside the installation, which mostly leaves a core to others.
+native-programs:
+	$(PYTHON) tests/native_programs.py
+
 # In the order of folders: files with few tests, which xdist would take last, are those whose tests take longest.
-test: check
+test:
+	$(MAKE) --no-print-directory -j 2 native-programs check
 	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder $(SELECTED)
 
 # Whole tutorial pages, runs over hosts that learn, spoilt runs trained anew; some minutes.
@@ -136,14 +141,14 @@ check-clang: $(VENV)/.dev
 	@mkdir -p $(OUT)
 	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=address,undefined native/tests/core_test.cc $(CORE) -o $(OUT)/core-asan
 	$(NO_ASLR) $(OUT)/core-asan
-	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/core_test.cc $(CORE) -o $(OUT)/core-tsan
-	$(NO_ASLR) $(OUT)/core-tsan threads
+	$(CLANG) $(STRICT) $(SANITIZED) -fsanitize=thread native/tests/threads_test.cc $(CORE) -o $(OUT)/threads-tsan
+	$(NO_ASLR) $(OUT)/threads-tsan
 	cmake -S . -B $(OUT)/module -DCMAKE_CXX_COMPILER=$(CLANG) -DSKBUILD=ON -DAPEXRL_WERROR=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	cmake --build $(OUT)/module
 
 check-tidy: $(VENV)/.dev
 	$(PIP) clang-tidy==23.1.4
-	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
+	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/threads_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
 	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/bind*.cc -- -std=c++20 \
 	  $$($(BIN)/python -c 'import nanobind, sysconfig; print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')
 
@@ -152,8 +157,9 @@ check-aarch64:
 	$(call find_tool,$(ARM_GCC),g++-aarch64-linux-gnu,ARM_GCC)
 	$(call find_tool,$(QEMU),qemu-user,QEMU)
 	@mkdir -p $(OUT)
-	$(ARM_GCC) $(STRICT) -O2 -static native/tests/core_test.cc $(CORE) -o $(OUT)/core-aarch64
-	$(QEMU) $(OUT)/core-aarch64
+	for test in core threads; do \
+	  $(ARM_GCC) $(STRICT) -O2 -static native/tests/$${test}_test.cc $(CORE) -o $(OUT)/$$test-aarch64 && \
+	  $(QEMU) $(OUT)/$$test-aarch64 || exit 1; done
 	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_FUZZ_ALONE native/tests/fuzz_chunks.cc $(CORE) -o $(OUT)/fuzz-aarch64
 	$(QEMU) $(OUT)/fuzz-aarch64 5000
 	$(ARM_GCC) $(STRICT) -O2 -static -DAPEXRL_CRASH_POINTS native/tests/crash_test.cc $(CORE) -o $(OUT)/crash-aarch64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +24,7 @@ WORDS = ("red", "green", "blue")
 STEPS = 8
 
 
-class Shows(gym.Env[Any, Any]):
+class Shows(gym.Env[Any, Any], ABC):
     """A secret of 0 … 2 is shown anew at each step; naming it is worth 1."""
 
     observation_space: gym.Space[Any]
@@ -46,8 +47,8 @@ class Shows(gym.Env[Any, Any]):
         self._secret = int(self.np_random.integers(3))
         return self.shown(self._secret)
 
-    def shown(self, secret: int) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def shown(self, secret: int) -> Any: ...
 
 
 class Told(Shows):

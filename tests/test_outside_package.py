@@ -38,7 +38,7 @@ def apexrl(package: Path, folder: Path, *words: str) -> subprocess.CompletedProc
 
 def test_it_trains_with_settings_of_its_own(package: Path, tmp_path: Path) -> None:
     names = ["--topology", "apex_explorers", "--agent", "capped_dqn", "--explorers", "2", "--priority-cap", "0.5"]
-    short = ["--env-steps", "3000", "--min-size", "200", "--actors", "1", "--eval-episodes", "1", "--name", "run"]
+    short = ["--env-steps", "1000", "--min-size", "200", "--actors", "1", "--eval-episodes", "1", "--name", "run"]
     done = apexrl(package, tmp_path, "train", "cartpole", *names, *short, "--stop-at-return", "None")
     assert done.returncode == 0, done.stderr
     config = (tmp_path / "runs" / "run" / "config.toml").read_text()

@@ -1,92 +1,18 @@
-// The native core without Python, for the sanitizers: ASan and UBSan over random calls, TSan over threads that share
-// one mapping as processes would. Exits non-zero at the first broken invariant.
+// The native core without Python, for ASan and UBSan: random calls of one thread. Exits non-zero at the first broken
+// invariant; threads_test.cc has what several threads do.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <thread>
 
 #include "../board.h"
 #include "../choices.h"
 #include "../inbox.h"
-#include "check.h"
+#include "tagged_rows.h"
 
 using namespace apexrl;
 using namespace apexrl::testing;
 
 namespace {
-
-uint32_t chunk_of(uint64_t capacity) { return uint32_t(std::clamp<uint64_t>(capacity / 32, 1, 64)); }
-
-constexpr uint32_t kLarge = 300;  // bytes: where it is ragged, in up to three blocks
-bool ragged = false;              // the large column varies in length, and the fourth says how long it is
-
-// Bytes of the large column in the row with this tag.
-uint32_t length_of(uint64_t tag) { return !ragged ? kLarge : uint32_t(tag % 5 == 0 ? 0 : tag % 7 == 0 ? kLarge : tag * 13 % 90); }
-
-std::vector<Column> columns(bool windowed) {
-  std::vector<Column> all{Column{8, 8, uint8_t(windowed), 1, 0, 0, 0, 0}, Column{4, 4, 0, 1, 0, 0, 0, 0},
-                          Column{kLarge, 1, uint8_t(windowed), 1, 0, 0, 0, 0, ragged ? 4u : 0u, ragged ? 1u : 0u}};
-  if (ragged) all.push_back(Column{4, 4, uint8_t(windowed), 1, 0, 0, 0, 0});
-  return all;
-}
-
-struct Rows {
-  std::vector<uint64_t> tag;
-  std::vector<uint32_t> small;
-  std::vector<uint8_t> large;
-  std::vector<int32_t> length;
-  explicit Rows(size_t n) : tag(n), small(n), large(n * kLarge), length(n) {}
-  void fill(size_t i, uint64_t value) {
-    tag[i] = value;
-    small[i] = uint32_t(value * 3);
-    length[i] = int32_t(length_of(value));
-    std::fill_n(large.begin() + std::ptrdiff_t(i * kLarge), length_of(value), uint8_t(value));
-  }
-  std::vector<const uint8_t*> data() const {
-    std::vector<const uint8_t*> all{reinterpret_cast<const uint8_t*>(tag.data()), reinterpret_cast<const uint8_t*>(small.data()), large.data()};
-    if (ragged) all.push_back(reinterpret_cast<const uint8_t*>(length.data()));
-    return all;
-  }
-};
-
-struct Drawn {
-  size_t n;
-  uint32_t stack;
-  std::vector<uint64_t> tag, next_tag, keys;
-  std::vector<uint32_t> small;
-  std::vector<uint8_t> large, next_large;
-  std::vector<double> probabilities;
-  std::vector<float> weights, reward, discount;
-  Outputs out;
-  Drawn(size_t n_, uint32_t stack_, bool stream)
-      : n(n_), stack(stack_), tag(n * stack), next_tag(n * stack), keys(n), small(n), large(n * stack * kLarge),
-        next_large(n * stack * kLarge), probabilities(n), weights(n), reward(n), discount(n) {
-    out.n = n;
-    out.column = {reinterpret_cast<uint8_t*>(tag.data()), reinterpret_cast<uint8_t*>(small.data()), large.data()};
-    out.next_column = {nullptr, nullptr, nullptr};
-    if (stream) out.next_column = {reinterpret_cast<uint8_t*>(next_tag.data()), nullptr, next_large.data()};
-    if (ragged) out.column.push_back(nullptr), out.next_column.push_back(nullptr);
-    out.reward = reward.data();
-    out.discount = discount.data();
-    out.keys = keys.data();
-    out.probabilities = probabilities.data();
-    out.weights = weights.data();
-  }
-  // Whether the k-th frame is that of its tag, filled up with zeros.
-  bool whole(size_t k) const {
-    for (size_t b = 0; b < kLarge; ++b)
-      if (large[k * kLarge + b] != (b < length_of(tag[k]) ? uint8_t(tag[k]) : 0)) return false;
-    return true;
-  }
-  void check() const {
-    for (size_t i = 0; i < n; ++i) {
-      const uint64_t t = tag[i * stack + stack - 1];
-      CHECK(small[i] == uint32_t(t * 3));
-      for (size_t k = 0; k < stack; ++k) CHECK(whole(i * stack + k));
-      CHECK(probabilities[i] > 0.0 && probabilities[i] <= 1.0 && weights[i] > 0.0f && weights[i] <= 1.0f);
-    }
-  }
-};
 
 void random_rows(unsigned seed) {
   std::mt19937 random(seed);
@@ -328,106 +254,6 @@ void random_chunks(unsigned seed) {
   drawn.check();
 }
 
-// Three writers, a sampler and the owner's own thread over one mapping.
-void threads(Sampler sampler, Remover remover) {
-  Geometry g = geometry(Kind::rows, 2000, chunk_of(2000), 4, 1);
-  g.sampler = sampler;
-  g.remover = remover;
-  g.remover_alpha = -0.4;
-  if (remover == Remover::proportional) g.chunk = 1;
-  auto replay = create(g, columns(false));
-  const auto owner = owned(replay);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> all;
-  for (unsigned w = 0; w < 3; ++w)
-    all.emplace_back([&, w] {
-      Writer writer(replay->segment(), 1);
-      CHECK(writer.lease() == WriteStatus::ok);
-      Rows rows(37);
-      uint64_t next = uint64_t(w + 1) * 1'000'000;
-      while (!stop) {
-        for (size_t i = 0; i < 37; ++i) rows.fill(i, next++);
-        for (size_t start = 0; start < 37 && !stop;)
-          if (writer.extend(rows.data().data(), nullptr, 37, start) == WriteStatus::wait) writer.wait(1'000'000);
-      }
-    });
-  all.emplace_back([&] {
-    while (!stop) {
-      owner->serve();
-      std::this_thread::yield();
-    }
-  });
-  Drawn drawn(64, 1, false);
-  for (int batches = 0; batches < 300;) {
-    if (owner->sample(0.4, drawn.out) != SampleStatus::ok) {
-      owner->wait_for_items(1'000'000);
-      continue;
-    }
-    drawn.check();
-    std::vector<double> fresh(drawn.n, 0.5);
-    size_t applied = 0, stale = 0;
-    CHECK(owner->update(drawn.keys.data(), fresh.data(), drawn.n, applied, stale) && applied + stale == drawn.n);
-    CHECK(sampler != Sampler::fifo || stale == drawn.n);
-    ++batches;
-  }
-  stop = true;
-  for (auto& thread : all) thread.join();
-  CHECK(owner->check() == 0.0);
-}
-
-// Three writers of two streams each and a sampler: windows are read while later rows of theirs are marked.
-void stream_threads(Kind kind) {
-  const bool steps = kind != Kind::transition;
-  Geometry g = decaying(geometry(kind, 400, 12, 4, 8, steps ? 1 : 3, 3), steps ? 0.0 : 4.0, steps ? 0.0 : 50.0);
-  if (steps) {
-    g.burn_in = g.behind = 1;
-    g.stride = kind == Kind::unroll ? 3 : 2;
-    g.cells = g.chunk_items = 2 * g.chunk / g.stride;
-  }
-  auto replay = create(g, columns(true));
-  const auto owner = owned(replay);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> all;
-  for (unsigned w = 0; w < 3; ++w)
-    all.emplace_back([&, w] {
-      std::mt19937 random(w);
-      Rows rows(2);
-      const float reward[2] = {1.0f, 1.0f};
-      for (uint64_t t = 1; !stop;) {
-        Writer writer(replay->segment(), 2);
-        const auto wait = [&] { return writer.wait(1'000'000), !stop; };
-        if (writer.lease() != WriteStatus::ok) continue;
-        for (int n = 0; n < 200 && !stop; ++n, ++t) {
-          const uint8_t terminated[2] = {random() % 20 == 0, 0}, truncated[2] = {0, random() % 20 == 0};
-          for (size_t s = 0; s < 2; ++s) rows.fill(s, t);
-          append(writer, rows.data(), reward, terminated, truncated, 2, wait);
-          if (random() % 4 == 0) writer.publish(nullptr);
-        }
-      }
-    });
-  const size_t n = 32, length = g.burn_in + g.n_step, frames = steps ? length + 1 : 3;
-  Drawn drawn(n, uint32_t(frames), !steps);
-  std::vector<uint32_t> small(n * length);
-  std::vector<float> reward(n * length), discount(n * length);
-  std::vector<uint8_t> mask(n * length), first(n * (length + 1));
-  drawn.out.column[1] = reinterpret_cast<uint8_t*>(small.data());
-  drawn.out.reward = reward.data();
-  drawn.out.discount = discount.data();
-  drawn.out.mask = mask.data();
-  drawn.out.first = first.data();
-  for (int batches = 0; batches < 200;) {
-    if (owner->sample(0.4, drawn.out) != SampleStatus::ok) {
-      owner->wait_for_items(1'000'000);
-      continue;
-    }
-    for (size_t i = 0; i < n * frames; ++i) CHECK(drawn.whole(i));
-    ++batches;
-  }
-  stop = true;
-  for (auto& thread : all) thread.join();
-  CHECK(owner->check() == 0.0);
-}
-
 void board() {
   Board board(Board::create(4096));
   std::vector<uint8_t> out(4096);
@@ -458,32 +284,23 @@ void choices(unsigned seed) {
 
 }  // namespace
 
-// core_test [threads | alone]: only what several threads do, or only what one does.
+// core_test [STEP]: of the seeds, one in STEP (1).
 int main(int argc, char** argv) {
-  const std::string only = argc > 1 ? argv[1] : "";
-  const bool only_threads = only == "threads";
-  if (!only_threads) {
-    const auto each_second = [](unsigned seed) { ragged = seed % 4 >= 2; };
-    for (unsigned seed = 0; seed < 12; ++seed) each_second(seed), random_rows(seed);
-    for (unsigned seed = 0; seed < 8; ++seed) each_second(seed), random_streams(seed);
-    for (unsigned seed = 0; seed < 12; ++seed) each_second(seed), random_chunks(seed);
+  const unsigned step = argc > 1 ? unsigned(std::strtoul(argv[1], nullptr, 10)) : 1;
+  const auto seeds = [&](unsigned count, void (*test)(unsigned)) {
+    for (unsigned seed = 0; seed < count; seed += step) {
+      ragged = seed % 4 >= 2;
+      test(seed);
+    }
     ragged = false;
-    for (const Kind kind : {Kind::rows, Kind::transition}) few_blocks(kind);
-    for (unsigned seed = 0; seed < 25; ++seed) choices(seed);
-    for (unsigned seed = 0; seed < 3; ++seed) compressed(seed);
-    board();
-  }
-  if (only == "alone") {
-    std::puts("ok");
-    return 0;
-  }
-  threads(Sampler::prioritized, Remover::fifo);
-  threads(Sampler::prioritized, Remover::proportional);
-  threads(Sampler::fifo, Remover::fifo);
-  for (const Kind kind : {Kind::transition, Kind::sequence, Kind::unroll}) {
-    ragged = kind != Kind::unroll;
-    stream_threads(kind);
-  }
+  };
+  seeds(12, random_rows);
+  seeds(8, random_streams);
+  seeds(12, random_chunks);
+  for (const Kind kind : {Kind::rows, Kind::transition}) few_blocks(kind);
+  seeds(25, choices);
+  for (unsigned seed = 0; seed < 3; ++seed) compressed(seed);
+  board();
   std::puts("ok");
   return 0;
 }

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "crash_rig.h"
+#include "take_over.h"
 
 namespace {
 
@@ -385,8 +386,13 @@ void enumerate(const char* name, uint64_t every, const std::function<bool(uint64
 
 }  // namespace
 
-// crash_test [STEP]: of the deaths, one in STEP (1).
+// crash_test [STEP]: of the deaths, one in STEP (1). crash_test takeover: nobody dies, but one becomes the owner.
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "takeover") {
+    testing::take_over::others_go_on();
+    std::puts("ok");
+    return 0;
+  }
   const uint64_t step = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
   const Flavour flavours[] = {
       {"rows", Kind::rows},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
-from apexrl.config.placement import Listen, Placement, Ray, Redis
+from apexrl.config.placement import Listen, Placement, Ray
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, EnvError
 from apexrl.launch.placement_arguments import chosen_placement
@@ -28,7 +27,6 @@ from apexrl.run.status import Observer
 if TYPE_CHECKING:
     from apexrl.evaluation.episodes import Evaluation
     from apexrl.evaluation.loaded_agent import LoadedAgent
-    from apexrl.launch.run_claim import Claim
 
 EVALUATION_SEED = 1_000_000_007
 """Default seed of ``evaluate``; no run uses it unless told to."""
@@ -327,16 +325,7 @@ def publish(
         (made / published.CARD).write_text(text, encoding="utf-8")
         if on_hub:
             return published.upload(made, str(to), private)
-        target = Path(to).expanduser()
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise ConfigError(f"{target} is not empty: give a new folder")
-        try:
-            shutil.copytree(made, target, dirs_exist_ok=True)
-        except OSError as error:  # of copytree's own, the first of many is enough
-            shutil.rmtree(target, ignore_errors=True)  # half of it would pass for an agent
-            said = error.args[0][0][2] if isinstance(error, shutil.Error) else error
-            raise ConfigError(f"cannot publish in {target}: {said}") from error
-        return str(target)
+        return str(published.put(made, Path(to).expanduser()))
 
 
 def run(
@@ -360,6 +349,7 @@ def run(
         resume_or_start, checkpoint_url: as for ``train``.
     """
     from apexrl.launch import launch
+    from apexrl.launch.run_claim import claim_by_name
     from apexrl.presets import check_installed
     from apexrl.topologies.validation import validate
 
@@ -371,36 +361,17 @@ def run(
     with ExitStack() as stack:
         where: dict[str, Any] = {} if placement is None else {"placement": placement}
         if resume_or_start:
-            claim = stack.enter_context(closing(_claim(config, placement, observers, checkpoint_url)))
+            tell = partial(_tell, observers)
+            claim = stack.enter_context(closing(claim_by_name(config, placement, tell, checkpoint_url)))
             if claim.ended:
                 remember.started(config, claim.folder.path)
-                _tell(observers, f"run {claim.folder.path} is done: {claim.ended}")
+                tell(f"run {claim.folder.path} is done: {claim.ended}")
                 return Run(claim.folder.path, None, config)
             config, where = claim.config, {**where, "claim": claim}
         with drawn(remember, observers):
             summary = launch(config, observers=[remember, *observers], resume=resume, **where)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary, config)
-
-
-def _claim(config: Config, placement: Placement | None, observers: Sequence[Observer], url: str) -> Claim:
-    """The claimed folder of a run to resume or start; on a Redis server the run's name there names the folder, too.
-
-    Args:
-        url: of an object store that may have a newer copy; empty: none.
-    """
-    from apexrl.launch import run_claim
-
-    def bring(folder: Path) -> None:
-        if url:
-            from apexrl.launch.checkpoint_copies import bring_newer
-
-            for text in bring_newer(url, folder):
-                _tell(observers, text)
-
-    name = config.name or (placement.run if isinstance(placement, Redis) else "")
-    config = dataclasses.replace(config, name=name)
-    return run_claim.resume_or_start(config, lambda text: _tell(observers, text), locked=bring)
 
 
 def _tell(observers: Sequence[Observer], text: str) -> None:

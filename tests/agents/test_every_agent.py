@@ -47,11 +47,20 @@ POISONED = [
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids="-".join)
-def game(request: pytest.FixtureRequest) -> Iterator[Game]:
-    game = Game(*request.param)
-    yield game
-    game.close()
+@pytest.fixture(scope="module")
+def games() -> Iterator[dict[tuple[str, Shown, Asked], Game]]:
+    """Each is made once, whichever tests ask for it in whatever order."""
+    made: dict[tuple[str, Shown, Asked], Game] = {}
+    yield made
+    for game in made.values():
+        game.close()
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def game(request: pytest.FixtureRequest, games: dict[tuple[str, Shown, Asked], Game]) -> Game:
+    if request.param not in games:
+        games[request.param] = Game(*request.param)
+    return games[request.param]
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -42,10 +42,12 @@ def command(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, check=False, timeout=400)
 
 
-def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
+def test_the_command_from_train_to_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my_sim.py").write_text(PLANT)
     trained = command(tmp_path, "train", "--env", "my_sim:Plant-v0", "--env-kwargs", "length", "0.7", "--name", "first",
-                      "--env-steps", "3000", "--envs-per-actor", "4", "--save-replay",
+                      "--env-steps", "2000", "--envs-per-actor", "4", "--save-replay",
                       "--updates-per-step", "0.0625", *SMALL)  # fmt: skip
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert trained.stdout.splitlines()[-1] == "runs/first"
@@ -53,7 +55,7 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["stopped_by"] == "env_steps"
-    assert summary["env_steps"] >= 3000
+    assert summary["env_steps"] >= 2000
     assert summary["updates"] > 0
     assert summary["final_eval_episodes"] == 4
     assert 1 <= summary["final_eval_return"] <= 50
@@ -65,24 +67,30 @@ def test_the_command_from_train_to_eval(tmp_path: Path) -> None:
     assert (folder / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (folder / "checkpoints" / "best.safetensors").exists()
 
-    resumed = command(tmp_path, "resume", "runs/first", "--env-steps", "7000", "--trust", "my_sim")
+    resumed = command(tmp_path, "resume", "runs/first", "--env-steps", "3500", "--trust", "my_sim")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert resumed.stdout.splitlines()[-1] == "runs/first"
     again = json.loads((folder / "summary.json").read_text())
-    assert again["env_steps"] >= 7000
+    assert again["env_steps"] >= 3500
     assert again["updates"] > summary["updates"]
     assert again["wall_seconds"] > summary["wall_seconds"]
 
-    played = command(tmp_path, "eval", "runs/first", "--episodes", "3", "--trust", "my_sim")
-    assert played.returncode == 0, played.stderr
-    assert "over 3 episodes (greedy)" in played.stdout
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+    # the rest in this process, which has loaded already what each command would load anew
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        assert main.main(["eval", "runs/first", "--episodes", "3", "--trust", "my_sim"]) == 0
+        assert "over 3 episodes (greedy)" in capsys.readouterr().out
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
 
-    more = str(again["env_steps"] + 500)
-    ended = command(tmp_path, "resume", "runs/first", "--env-steps", more, "--trust", "my_sim", "--log-format", "json")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+        more = str(again["env_steps"] + 500)
+        words = ["resume", "runs/first", "--env-steps", more, "--trust", "my_sim", "--log-format", "json"]
+        assert main.main(words) == 0
+    finally:
+        sys.modules.pop("my_sim", None)
+        gym.registry.pop("Plant-v0", None)
     last = json.loads((folder / "summary.json").read_text())
-    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {(one["run"], one["role"], one["generation"]) for one in said} == {
         ("first", "supervisor", last["generation"])
     }

@@ -150,7 +150,7 @@ def command(folder: Path, url: str, *words: str) -> subprocess.Popen[bytes]:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_learners_with_folders_of_their_own_the_cut_off_one_stops(
     link: Relay, redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ def named(command: Command, name: str) -> int:
     return next(pid for pid in descendants(command.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name[:15])
 
 
+@pytest.mark.long
 def test_who_cannot_take_part_ends_with_an_error_that_says_why(hosts: Hosts) -> None:
     learner = hosts.learner("--actors", "1", "--env", "apexrl.envs.toy:PositionCartPole-v0")
     learner.says("other hosts may bring 2 environment workers")

@@ -119,6 +119,7 @@ def test_cut_links_and_a_server_that_was_killed(tmp_path: Path, kind: Kind, pers
     assert summary["hosts"]["missing"] == 0
 
 
+@pytest.mark.long
 def test_a_host_that_is_killed_gives_its_slot_to_another(tmp_path: Path) -> None:
     with Places("loopback", 2, tmp_path) as places:
         audited = Audited(places)

@@ -67,12 +67,16 @@ def small(tmp_path: Path, *, env: Any = "CartPole-v1", stop: StopConfig | None =
         actor=ActorConfig(actors=2, envs_per_actor=4, pull_period=20, env_timeout=30.0),
         learner=LearnerConfig(batch_size=16, publish_period_updates=5, checkpoint_seconds=0.5),
         evaluator=EvaluatorConfig(eval_episodes=4, eval_envs=2, eval_period_seconds=0.5),
-        stop=stop or StopConfig(env_steps=4000),
+        stop=stop or StopConfig(env_steps=1500),
     )
 
 
 def with_actors(config: Config, **changes: Any) -> Config:
     return replace(config, actor=replace(config.actor, **changes))
+
+
+def with_learner(config: Config, **changes: Any) -> Config:
+    return replace(config, learner=replace(config.learner, **changes))
 
 
 def gone(pid: int) -> bool:

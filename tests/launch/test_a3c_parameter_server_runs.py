@@ -32,10 +32,10 @@ def test_a_killed_process_is_replaced_and_the_run_goes_on(tmp_path: Path, role: 
 
     def act(status: RunStatus) -> bool:
         worker = [worker for worker in status.workers if worker.role == role][-1]
-        if not killed and status.updates > 100 and worker.pid:
+        if not killed and status.updates > 50 and worker.pid:
             killed.extend((worker.pid, status.updates))
             os.kill(worker.pid, signal.SIGKILL)
-        return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 200
+        return bool(killed) and worker.restarts > 0 and status.updates > killed[1] + 100
 
     summary = launch(a3c(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
     assert summary["stopped_by"] == "callback"
@@ -50,7 +50,7 @@ def test_a_killed_process_is_replaced_and_the_run_goes_on(tmp_path: Path, role: 
 def test_turns_in_one_process_repeat_to_the_last_bit(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
-        config = a3c(tmp_path, StopConfig(env_steps=3000), serial=True, name=name)
+        config = a3c(tmp_path, StopConfig(env_steps=2000), serial=True, name=name)
         summary = launch(config, [Watcher()])
         assert summary["updates"] > 50
         found.append(checkpoint.load(checkpoint.numbered(tmp_path / name / "checkpoints")[-1]).arrays)

@@ -49,9 +49,9 @@ def kill_once(role: str, when: Callable[[RunStatus], bool]) -> tuple[list[int], 
 
 
 def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None:
-    summary = launch(a3c(tmp_path, StopConfig(env_steps=5000)), [watcher := Watcher()])
+    summary = launch(a3c(tmp_path, StopConfig(env_steps=2000)), [watcher := Watcher()])
     assert summary["stopped_by"] == "env_steps"
-    assert summary["env_steps"] >= 5000
+    assert summary["env_steps"] >= 2000
     assert 0.8 < summary["updates"] * 8 * 4 / summary["env_steps"] < 1.2  # every step is learned from once
     assert summary["restarts"] == {"worker": 0, "parameter_server": 0, "evaluator": 0}
     assert summary["final_eval_episodes"] == 4
@@ -66,7 +66,7 @@ def test_a_run_leaves_a_complete_folder_and_nobody_alive(tmp_path: Path) -> None
     assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
-@pytest.mark.parametrize("role", ["worker", "parameter_server", "evaluator"])
+@pytest.mark.parametrize("role", ["worker", "parameter_server", pytest.param("evaluator", marks=pytest.mark.long)])
 def test_any_process_may_be_killed_and_the_run_goes_on(tmp_path: Path, role: str) -> None:
     killed, act = kill_once(role, lambda status: status.updates > 60)
     summary = launch(a3c(tmp_path, StopConfig(minutes=5.0)), [watcher := Watcher(act)])
@@ -113,7 +113,7 @@ def test_a_rule_that_goes_over_its_batch_again_is_refused(tmp_path: Path) -> Non
 
 def serial(tmp_path: Path, name: str, **changes: Any) -> tuple[Watcher, dict[str, Any], checkpoint.Checkpoint]:
     settings = {"serial": True, "name": name, "eval_period_seconds": 0.1, "checkpoint_seconds": 0.15}
-    summary = launch(a3c(tmp_path, StopConfig(env_steps=3000), **settings, **changes), [watcher := Watcher()])
+    summary = launch(a3c(tmp_path, StopConfig(env_steps=2000), **settings, **changes), [watcher := Watcher()])
     found = checkpoint.load_latest(watcher.folder / "checkpoints")
     assert found is not None
     return watcher, summary, found

@@ -29,14 +29,14 @@ SMALL: dict[str, Any] = {
     "envs_per_actor": 4,
     "pull_period": 10,
     "capacity": 4000,
-    "min_size": 200,
+    "min_size": 100,
     "updates_per_step": 0.25,
     "env_timeout": 30.0,
     "checkpoint_seconds": 0.5,
     "eval_episodes": 4,
     "eval_envs": 2,
     "eval_period_seconds": 0.5,
-    "env_steps": 3000,
+    "env_steps": 1500,
 }
 
 

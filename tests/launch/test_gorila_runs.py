@@ -20,6 +20,9 @@ from apexrl.launch import launch
 from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
+ELSEWHERE = ("parameter_server", "actor", "evaluator")
+"""Roles that are killed in shorter runs: the servers in turn, below; the others as of other topologies."""
+
 
 def gorila(tmp_path: Path, stop: StopConfig | None = None, **changes: Any) -> Config:
     config = replace(small(tmp_path, stop=stop), topology="gorila")
@@ -47,7 +50,10 @@ def test_a_run_of_learners_and_servers_learns_and_leaves_nobody(tmp_path: Path) 
     assert all_gone(worker.pid for status in watcher.statuses for worker in status.workers if worker.pid)
 
 
-@pytest.mark.parametrize("role", ["gradient_learner", "parameter_server", "replay", "actor", "evaluator"])
+@pytest.mark.parametrize(
+    "role",
+    ["gradient_learner", "replay", *(pytest.param(name, marks=pytest.mark.long) for name in ELSEWHERE)],
+)
 def test_a_killed_role_is_replaced_and_learning_goes_on(tmp_path: Path, role: str) -> None:
     killed: list[int] = []
 
@@ -119,11 +125,11 @@ def test_learners_with_replays_of_their_own_learn_and_outlive_one_of_them(tmp_pa
 
 
 def test_a_run_resumes_with_other_counts_of_servers_and_learners(tmp_path: Path) -> None:
-    first = launch(gorila(tmp_path, StopConfig(env_steps=2000), save_replay=True))
-    more = gorila(tmp_path, StopConfig(env_steps=first["env_steps"] + 1500), save_replay=True)
+    first = launch(gorila(tmp_path, StopConfig(env_steps=1000), save_replay=True))
+    more = gorila(tmp_path, StopConfig(env_steps=first["env_steps"] + 500), save_replay=True)
     second = launch(override(more, {"parameter_servers": 1, "learners": 1}), [watcher := Watcher()], tmp_path / "run")
     assert second["updates"] > first["updates"]
-    assert watcher.statuses[0].replay_size > 1000
+    assert watcher.statuses[0].replay_size > 500
     assert any("restored" in text and f"update-{first['updates']:09d}" in text for text in watcher.texts)
     assert min(status.weights_version for status in watcher.statuses if status.weights_version) > first["updates"]
 

@@ -43,6 +43,7 @@ def test_a_run_learns_from_served_batches(tmp_path: Path) -> None:
     assert any(worker.rate > 0 for worker in workers)
 
 
+@pytest.mark.long  # as several learners, and the replay, are killed in test_apex_learners
 @pytest.mark.parametrize("role", ["replay", "learner"])
 def test_a_killed_role_is_replaced_and_learning_goes_on(tmp_path: Path, role: str) -> None:
     killed: list[int] = []

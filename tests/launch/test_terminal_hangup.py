@@ -128,15 +128,7 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
 
 def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
     """As one that was stopped with Ctrl-S: its buffer is full. A preset, which says nothing before the run."""
-    words = [
-        "train",
-        "cartpole",
-        *SMALL.split(),
-        "--minutes",
-        "0.1",
-        "--out",
-        str(tmp_path),
-    ]  # says nothing before the run
+    words = ["train", "cartpole", *SMALL.split(), "--env-steps", "1500", "--out", str(tmp_path)]
     process, master = on_a_terminal("full", *words, "--name", "run")
     path = tmp_path / "run" / "summary.json"
     try:
@@ -152,5 +144,5 @@ def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
         process.wait()
         os.close(master)
     assert process.returncode == 0
-    assert summary["stopped_by"] == "minutes"
+    assert summary["stopped_by"] == "env_steps"
     assert summary["updates"] > 20

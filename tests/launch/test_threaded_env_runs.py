@@ -13,7 +13,7 @@ from apexrl.run.status import RunStatus
 
 
 def test_actors_see_that_environments_wait_and_step_them_in_threads(tmp_path: Path) -> None:
-    config = small(tmp_path, env="apexrl.envs.toy:SlowCartPole-v0", seconds=0.003, stop=StopConfig(env_steps=3000))
+    config = small(tmp_path, env="apexrl.envs.toy:SlowCartPole-v0", seconds=0.003, stop=StopConfig(env_steps=1500))
     summary = launch(with_actors(config, envs_per_actor=8), [watcher := Watcher()])
     (told,) = [text for text in watcher.texts if "each in a thread" in text]  # by two actors and the evaluator
     assert "of which it waits" in told

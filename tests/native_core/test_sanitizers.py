@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from native_programs import compiled
-
-FAST_TO_COMPILE = "-O0"  # where compiling takes longer than running
+from native_programs import FAST_TO_COMPILE, FAST_TO_RUN, sanitized
 
 
-def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:
-    """What the program says."""
-    checked = (f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DAPEXRL_SANITIZE")
-    built = compiled(program, folder, *checked, *flags)
+def said_by(built: Path, *arguments: str) -> str:
     # Address-space randomisation of recent kernels is wider than some TSan runtimes can map.
     command = ["setarch", "-R", str(built)] if shutil.which("setarch") else [str(built)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400, check=False)
@@ -26,26 +21,26 @@ def run_sanitized(program: str, folder: Path, sanitizers: str, *arguments: str, 
 
 
 @pytest.mark.parametrize(
-    ("test", "sanitizers", "arguments", "flags"),
+    ("test", "sanitizers", "step"),
     [
-        ("core_test", "address,undefined", ["alone"], (FAST_TO_COMPILE,)),
-        pytest.param("core_test", "address,undefined", [], (), marks=pytest.mark.long),
-        pytest.param("protocol_test", "address,undefined", [], (FAST_TO_COMPILE,), marks=pytest.mark.long),
-        ("core_test", "thread", ["threads"], ()),
+        pytest.param("core_test", "address,undefined", "5", id="core-asan-ubsan"),
+        pytest.param("threads_test", "thread", "5", id="threads-tsan"),
+        pytest.param("core_test", "address,undefined", "1", id="core-asan-ubsan-all", marks=pytest.mark.long),
+        pytest.param("threads_test", "thread", "1", id="threads-tsan-all", marks=pytest.mark.long),
+        pytest.param("threads_test", "address,undefined", "1", id="threads-asan-ubsan", marks=pytest.mark.long),
+        pytest.param("protocol_test", "address,undefined", "", id="protocol-asan-ubsan", marks=pytest.mark.long),
     ],
-    ids=["core-asan-ubsan", "core-threads-asan-ubsan", "protocol-asan-ubsan", "core-tsan"],
 )
-def test_core_is_clean(
-    tmp_path: Path, test: str, sanitizers: str, arguments: list[str], flags: tuple[str, ...]
-) -> None:
-    assert run_sanitized(test, tmp_path, sanitizers, *arguments, flags=flags).strip() == "ok"
+def test_core_is_clean(test: str, sanitizers: str, step: str) -> None:
+    """``step``: one in so many of the program's seeds, or batches."""
+    speed = FAST_TO_RUN if test == "threads_test" else FAST_TO_COMPILE
+    assert said_by(sanitized(test, sanitizers, speed), *filter(None, [step])).strip() == "ok"
 
 
 @pytest.mark.long
-def test_hostile_chunks_harm_nothing(tmp_path: Path) -> None:
+def test_hostile_chunks_harm_nothing() -> None:
     """The inputs of ``make fuzz`` without its search: mutations from a fixed seed."""
-    flags = "-DAPEXRL_FUZZ_ALONE", FAST_TO_COMPILE
-    said = run_sanitized("fuzz_chunks", tmp_path, "address,undefined", "20000", flags=flags)
+    said = said_by(sanitized("fuzz_chunks", "address,undefined", FAST_TO_COMPILE, "-DAPEXRL_FUZZ_ALONE"), "20000")
     assert said.endswith("ok\n")
     counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", said)}
     assert set(counts) == {"done", "refused", "repeated", "waited", "joined", "sampled"}

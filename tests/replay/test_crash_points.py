@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from native_programs import NATIVE, compiled
+from native_programs import NATIVE, with_crash_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # `).store(`: on an atomic_ref, of plain memory, before which an APEXRL_POINT() stands.
@@ -18,14 +19,22 @@ SHORT, WHOLE = 8, 1
 """One death in so many."""
 
 
-@pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.long)])
-def places(tmp_path_factory, request):
-    """``(file, line)`` of every place at which a process was killed, and one in how many; all went well after each."""
-    program = compiled("crash_test", tmp_path_factory.mktemp("crash"), "-DAPEXRL_CRASH_POINTS")
-    done = subprocess.run([str(program), str(request.param)], capture_output=True, text=True, timeout=500, check=False)
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return with_crash_points()
+
+
+def said_by(program: Path, word: str) -> str:
+    done = subprocess.run([str(program), word], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("ok\n")
-    found = re.findall(r"^place (\S+):(\d+) \d+$", done.stdout, re.MULTILINE)
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=[SHORT, pytest.param(WHOLE, marks=pytest.mark.long)])
+def places(program: Path, request: pytest.FixtureRequest) -> tuple[set[tuple[str, int]], int]:
+    """``(file, line)`` of every place at which a process was killed, and one in how many; all went well after each."""
+    found = re.findall(r"^place (\S+):(\d+) \d+$", said_by(program, str(request.param)), re.MULTILINE)
     return {(file, int(line)) for file, line in found}, request.param
 
 
@@ -55,3 +64,8 @@ def test_a_death_at_any_place_harms_nobody(places, file):
     missed = [f"{n}: {lines[n - 1].strip()}" for n in sorted(could - reached)]
     least = FILES[file] if places[1] == WHOLE else 0.2
     assert len(could & reached) >= least * len(could), missed
+
+
+def test_other_threads_go_on_while_one_becomes_the_owner(program: Path) -> None:
+    """A crash point in the middle of that is where they are looked at (native/tests/take_over.h)."""
+    assert said_by(program, "takeover") == "ok\n"

@@ -35,7 +35,7 @@ def test_a_head_that_lies_is_refused(change, why):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)  # native/tests/fuzz_chunks.cc takes many more
 @given(data=st.data())
 def test_a_damaged_body_is_refused_or_harmless(kind, data):
     """Whatever the bytes: no crash, and what is taken can be sampled."""

@@ -80,6 +80,23 @@ def gather(folder: RunFolder, to: Path, summary: Mapping[str, Any]) -> None:
             shutil.copyfile(folder.path / name, to / name)
 
 
+def put(folder: Path, to: Path) -> Path:
+    """Copy what was gathered to a new or empty folder; all of it, or nothing. Returns that folder.
+
+    Raises:
+        ConfigError: there is something in it, or it cannot be written.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to} is not empty: give a new folder")
+    try:
+        shutil.copytree(folder, to, dirs_exist_ok=True)
+    except OSError as error:  # of copytree's own, the first of many is enough
+        shutil.rmtree(to, ignore_errors=True)  # half of it would pass for an agent
+        said = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise ConfigError(f"cannot publish in {to}: {said}") from error
+    return to
+
+
 def upload(folder: Path, where: str, private: bool) -> str:
     """Upload a folder as one commit; the repository is made if it is not there. Returns its URL.
 

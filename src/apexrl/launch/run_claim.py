@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl.config import Config, convert
+from apexrl.config.placement import Placement, Redis
 from apexrl.errors import ConfigError, HeldError, SnapshotError
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -100,6 +101,24 @@ def resume_or_start(
     except BaseException:
         claim.close()
         raise
+
+
+def claim_by_name(config: Config, placement: Placement | None, tell: Callable[[str], None], url: str) -> Claim:
+    """As ``resume_or_start``; on a Redis server the run's name there names the folder, too.
+
+    Args:
+        url: of an object store that may have a newer copy, which then is brought; empty: none.
+    """
+
+    def bring(folder: Path) -> None:
+        if url:
+            from apexrl.launch.checkpoint_copies import bring_newer
+
+            for text in bring_newer(url, folder):
+                tell(text)
+
+    name = config.name or (placement.run if isinstance(placement, Redis) else "")
+    return resume_or_start(replace(config, name=name), tell, locked=bring)
 
 
 def settle(claim: Claim) -> Claim:

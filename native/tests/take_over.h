@@ -1,16 +1,15 @@
 // While one thread becomes the owner of a large replay, the others of its process go on: they use other replays, and
-// ask whether this one has an owner. Built with APEXRL_CRASH_POINTS, which lets us look on in the middle of it.
-#include <cstdio>
-#include <cstdlib>
+// ask whether this one has an owner. Crash points let us look on in the middle of it.
+#pragma once
+
 #include <future>
 
+#include "../crash.h"
 #include "check.h"
 
-using namespace apexrl;
+namespace apexrl::testing::take_over {
 
-namespace {
-
-std::shared_ptr<Replay> make(uint64_t capacity) {
+inline std::shared_ptr<Replay> make(uint64_t capacity) {
   Geometry g{};
   g.capacity = capacity;
   g.chunk = 4;
@@ -21,8 +20,8 @@ std::shared_ptr<Replay> make(uint64_t capacity) {
   return Replay::create(g, {Column{8, 8, 0, 1, 0, 0, 0, 0}}, "{}", 0, 0.0, 0.0, "");
 }
 
-std::shared_ptr<Replay> taken, other;
-int looks = 0;
+inline std::shared_ptr<Replay> taken, other;
+inline int looks = 0;
 
 // The answer of another thread, which has ten seconds for it.
 template <typename Call>
@@ -34,7 +33,7 @@ auto elsewhere(Call call) {
   return answer.get();
 }
 
-void look() {
+inline void look() {
   at_crash_point = nullptr;
   ++looks;
   CHECK(elsewhere([] { return taken->owner(); }) == nullptr);
@@ -45,9 +44,7 @@ void look() {
   CHECK(owner != nullptr && elsewhere([&] { return owner->size(); }) == 0);
 }
 
-}  // namespace
-
-int main() {
+inline void others_go_on() {
   taken = make(64);
   other = make(64);
   at_crash_point = look;
@@ -66,6 +63,6 @@ int main() {
   const auto first = all[0].get();
   CHECK(first != nullptr);
   for (size_t i = 1; i < all.size(); ++i) CHECK(all[i].get() == first);
-  std::puts("ok");
-  return 0;
 }
+
+}  // namespace apexrl::testing::take_over
