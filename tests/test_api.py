@@ -11,6 +11,7 @@ import pytest
 import apexrl
 from apexrl.agents import agent_class
 from apexrl.config import AgentConfig, Config, EnvConfig
+from apexrl.config.convert import override
 from apexrl.envs import make_vector
 from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
 from apexrl.evaluation.loaded_agent import LoadedAgent
@@ -30,7 +31,9 @@ def a_run(tmp_path: Path, config: Config = SMALL, best: bool = True) -> RunFolde
     env = make_vector(config.env, 1, 0)
     folder.write_spec(env.spec)
     env.close()
-    agent = agent_class("dqn")(env.spec, config.agent, "cpu", 3)
+    agent: Any = agent_class("dqn")(env.spec, config.agent, "cpu", 3)
+    if config.agent.target_acts:  # as after some updates, by which it does not follow at once
+        agent._network.target_parameters.vector.neg_()
     checkpoint.save(folder.checkpoints, agent.state_dict(), {"updates": 5})
     if best:
         about = {"updates": 4, "env_steps": 40, "eval_return": 9.0}
@@ -150,8 +153,9 @@ def test_load_acts_for_one_and_for_many(tmp_path: Path) -> None:
     env.close()
 
 
-def test_latest_and_best_are_the_same_agent_here(tmp_path: Path) -> None:
-    folder = a_run(tmp_path)
+@pytest.mark.parametrize("target_acts", [False, True])
+def test_latest_and_best_are_the_same_agent_here(target_acts: bool, tmp_path: Path) -> None:
+    folder = a_run(tmp_path, override(SMALL, {"target_acts": target_acts}))
     observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     best, latest = (apexrl.load(folder.path, which) for which in ("best", "latest"))
     assert latest.checkpoint == checkpoint.latest(folder.checkpoints)

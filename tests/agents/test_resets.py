@@ -16,6 +16,7 @@ from signal_runs import config_of as run_of
 from torch import nn
 
 import apexrl
+from apexrl import topologies
 from apexrl.agents import with_agent
 from apexrl.agents.dqn import DQN
 from apexrl.agents.horizon import Horizon, horizon, last_reset
@@ -269,6 +270,7 @@ def test_who_cannot_reset_together_refuses(changes: dict[str, Any]) -> None:
         topology("gorila")(override(config, {"topology": "gorila"}), seen)
     with pytest.raises(ConfigError, match=r"no target: actors could not choose by one. Set --no-target-acts, or"):
         topology("gorila")(override(config, {"topology": "gorila", "target_acts": True}), seen)
+    assert not topologies.runs("gorila", "bbf")
     one = topology("apex")(config, seen)
     if config.agent.anneal_horizon:
         with pytest.raises(ConfigError, match=r"shards of a replay .* set --no-anneal-horizon, or run without Ray"):

@@ -136,12 +136,19 @@ def test_tables_name_settings_that_there_are() -> None:
         assert table.keys() <= known_settings().keys()
 
 
+def test_the_last_reset_comes_well_before_the_end() -> None:
+    (found, unknown) = (unseen.with_recipe("bbf", "apex", facts(), "default", steps).agent for steps in (121_000, 0))
+    assert found.reset_until_updates == 96_800
+    assert unknown.reset_until_updates == 0
+
+
 def test_defaults_depend_on_facts_and_on_no_name() -> None:
     assert list(inspect.signature(default_settings.default_settings).parameters) == [
         "agent",
         "topology",
         "facts",
         "memory",
+        "env_steps",
     ]
     small, large = (
         default_settings.default_settings("dqn", "apex", facts(seen=seen)) for seen in ("small image", "image")

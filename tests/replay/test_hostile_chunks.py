@@ -128,4 +128,6 @@ def test_a_chunk_that_waits_is_checked_once_and_no_other_in_its_place():
             break
         except WaitTimeout:
             continue
+    else:
+        pytest.fail("the whole chunk was never taken")
     assert there.core.native.check() == 0.0

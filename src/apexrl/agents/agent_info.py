@@ -30,7 +30,8 @@ class AgentInfo(NamedTuple):
     offline: bool = False
     """Made to learn from a dataset alone."""
     by_gradients: bool = True
-    """Gradients alone make it what it is; else it has running statistics, or its weights are scaled after updates."""
+    """Gradients alone make it what it is; else it has running statistics, its weights are scaled after updates, or
+    it is reset."""
 
 
 DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"

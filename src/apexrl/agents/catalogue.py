@@ -177,6 +177,7 @@ AGENTS: dict[str, AgentInfo] = {
             "beta": 0.5,
         },
         identity=("double", "dueling", "distribution", "target_acts"),
+        by_gradients=False,
     ),
     "munchausen_dqn": _dqn(
         "DQN with soft targets and the scaled log-policy added to the reward",

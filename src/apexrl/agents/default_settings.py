@@ -292,7 +292,7 @@ _IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
 }
 
 
-def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = False) -> Settings:
+def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = False, env_steps: int = 0) -> Settings:
     """Flat settings that shipped ``agent`` has without a preset, beyond those that its name stands for.
 
     Args:
@@ -300,6 +300,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         topology: in which it runs.
         facts: of the environment.
         memory: whether its networks are to have one.
+        env_steps: of the run; 0: not known.
     """
     found = dict(_of_family(agent, facts))
     found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
@@ -313,6 +314,8 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         found = dict(with_memory(agent, found, bool(facts.image_side)))
     if "capacity" in found:
         found |= _room(found, "sequence_stride" in found, facts)
+    if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
+        found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])
     return found
 
 

@@ -18,8 +18,11 @@ def least_nbytes(config: AgentConfig, spec: EnvSpec) -> int:
     fields = {name: field for name, field in spec.without_mask().observation.items() if not spec.varies(name)}
     inputs = spec.stack * sum(math.prod(field.shape) for field in fields.values())
     inputs += sum(count for name, count in spec.categories.items() if name in fields)
+    convolves = not config.network and any(spec.is_image(name) for name in fields)
+    width = config.encoder_width if convolves else 1
     numbers = max(
-        inputs // 64 * config.image_units,  # features after convolutions, at least
+        inputs // 64 * width * config.image_units,  # features after convolutions, at least
+        9 * (32 * width) ** 2 if convolves and config.encoder == "resnet" else 0,
         sum(a * b for a, b in pairwise([inputs, *config.hidden])) if inputs < _IMAGE else 0,
         sum(a * b for a, b in pairwise(config.hidden)),
         sum(a * b for a, b in pairwise(config.critic_hidden)),

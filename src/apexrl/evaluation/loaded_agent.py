@@ -193,6 +193,7 @@ def load_agent(
             agent.load(found.arrays)
         else:
             agent.load_state_dict(found.arrays)
+            agent.load(agent.weights())  # those that act, where they are not those that learn (--target-acts)
     except (KeyError, ValueError, RuntimeError, TypeError) as error:
         raise SnapshotError(
             f"{found.path} does not fit agent {config.agent.agent} of {folder.config_path}: {error}"

@@ -140,7 +140,7 @@ def recipe_settings(
 ) -> dict[str, Any]:
     """Flat settings that a recipe has for shipped ``agent``, beyond those that its name stands for."""
     if recipe == "default":
-        return default_settings(agent, topology, facts, memory != "none")
+        return default_settings(agent, topology, facts, memory != "none", env_steps)
     return paper_settings(agent, facts, env_steps) if recipe == "paper" else {}
 
 

@@ -363,8 +363,8 @@ def _obstacle(name: str, kind: str, by_gradients: bool) -> str:
         return f"learns from {kind}s and not from {' or '.join(f'{other}s' for other in about.kinds)}"
     if about.by_gradients and not by_gradients:
         return (
-            "is made of more than gradients (running statistics, weights scaled after an update, or such as none of "
-            "its `networks` holds)"
+            "is made of more than gradients (running statistics, weights scaled after an update, resets, or weights "
+            "that none of its `networks` holds)"
         )
     return ""
 
