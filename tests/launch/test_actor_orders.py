@@ -221,10 +221,21 @@ def test_the_command_knows_folders_from_hosts(tmp_path: Path, capsys: pytest.Cap
     assert "say which Redis server" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"actors": "4"}', '{"actors": true}', '{"actors": 5000}', "[" * 900])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"actors": "4"}', '{"actors": true}', '{"actors": 65537}', "[" * 900]
+)
 def test_an_order_that_no_command_writes_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / actor_order.NAME).write_text(text)
     assert actor_order.read(tmp_path) == 0
+
+
+def test_as_many_actors_may_be_ordered_as_a_run_may_have_slots(tmp_path: Path) -> None:
+    most = actor_order.MOST_ACTORS
+    actor_order.write(tmp_path, most)
+    assert actor_order.read(tmp_path) == most
+    convert.check_values(convert.override(Config(), {"actor_slots": most}))
+    with pytest.raises(ConfigError, match="actor-slots"):
+        convert.check_values(convert.override(Config(), {"actor_slots": most + 1}))
 
 
 @pytest.mark.parametrize("numbers", ["7", "[1, 2]", '[1, 2, "x", ""]', "[1, 2, 3, 4, 5]"])
