@@ -18,6 +18,7 @@ from apexrl.agents.diagnostics import (
     support_edges,
 )
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
+from apexrl.run.metric_catalogue import KNOWN
 
 WEIGHTED = {"clipped_gradients", "dead_units", "observation_size", "reward_size", "effective_samples"}
 
@@ -135,9 +136,8 @@ def test_every_agent_reports_them_with_its_other_metrics_and_expects_returns(nam
         metrics = agent.update(prepared).metrics
         assert metrics.keys() >= WEIGHTED - ({"effective_samples"} if name == "pqn" else set())  # it has no weights
         assert ("explained_variance" in metrics) == (AGENTS[name].item == "unroll")
-        assert ("support_edges" in metrics) == (
-            name in ("c51", "rainbow", "bbf", "d4pg", "simba_v2", "fast_td3", "fast_sac")
-        )
+        for metric in ("support_edges", "temperature", "advantage", "rho", "clipped"):
+            assert (metric in metrics) == (f"`{name}`" in KNOWN[f"agent/{metric}"].agents), metric
         period = METRICS_PERIOD_UPDATES
         reports = [found for _ in range(period) if (found := agent.update(prepared).metrics)]
         assert 0.0 < reports[-1]["relative_update"] < 1.0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from idle_roles import Actor, Learner
 from recording_observer import Act, Watcher, all_gone, small, with_actors
@@ -221,10 +222,21 @@ def test_the_command_knows_folders_from_hosts(tmp_path: Path, capsys: pytest.Cap
     assert "say which Redis server" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"actors": "4"}', '{"actors": true}', '{"actors": 5000}', "[" * 900])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"actors": "4"}', '{"actors": true}', '{"actors": 65537}', "[" * 900]
+)
 def test_an_order_that_no_command_writes_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / actor_order.NAME).write_text(text)
     assert actor_order.read(tmp_path) == 0
+
+
+def test_as_many_actors_may_be_ordered_as_a_run_may_have_slots(tmp_path: Path) -> None:
+    most = actor_order.MOST_ACTORS
+    actor_order.write(tmp_path, most)
+    assert actor_order.read(tmp_path) == most
+    convert.check_values(convert.override(Config(), {"actor_slots": most}))
+    with pytest.raises(ConfigError, match="actor-slots"):
+        convert.check_values(convert.override(Config(), {"actor_slots": most + 1}))
 
 
 @pytest.mark.parametrize("numbers", ["7", "[1, 2]", '[1, 2, "x", ""]', "[1, 2, 3, 4, 5]"])
@@ -292,3 +304,24 @@ def test_a_run_that_learns_is_scaled_up_and_down(tmp_path: Path) -> None:
     assert summary["actors"] == 1
     assert summary["restarts"] == {"actor": 0, "learner": 0, "evaluator": 0}
     assert max(len(at_work(status)) for status in watcher.statuses) == 3
+
+
+def test_a_saved_replay_has_room_for_the_actors_of_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "replay.snapshot"
+    for slots in (2, 4):
+        small_replay = {"actors": 2, "actor_slots": slots, "capacity": 4096, "min_size": 64}
+        config = convert.override(Config(topology="apex"), small_replay)
+        program = topology("apex")(config, TRANSITIONS)
+        wiring = Wiring(program, False, path)
+        actors = actor_orders.actors_of(program)
+        assert actors is not None
+        replay = wiring.ports(actors)["replay"]
+        envs = config.actor.envs_per_actor
+        columns = {one.name: one.field for one in replay.core.layout.columns}
+        columns |= {"reward": Field((), "float32"), "terminated": Field((), "bool"), "truncated": Field((), "bool")}
+        step = {name: np.zeros((envs, *field.shape), field.dtype) for name, field in columns.items()}
+        writers = [replay.writer(streams=envs) for _ in range(slots)]
+        for writer in writers:
+            writer.append(step)
+        replay.save(path)
+        wiring.close()

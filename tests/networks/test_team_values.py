@@ -117,16 +117,20 @@ def test_an_image_is_what_one_agent_sees_as_one() -> None:
 
 @pytest.mark.parametrize("stack", [1, 2])
 @pytest.mark.parametrize("shape", [(12, 11, 3), (12, 12)])
-def test_an_agent_that_learns_a_team_as_one_sees_its_images_as_frames(shape: tuple[int, ...], stack: int) -> None:
-    action = ActionSpec(shape=(2,), nvec=(3, 3), starts=(0, 0))
-    spec = EnvSpec({TEAM: Field((2, *shape), "uint8"), PRESENT: Field((2,), "int8")}, action, stack)
-    frames = EnvSpec({"observation": Field(shape, "uint8")}, action, 2 * stack)
+@pytest.mark.parametrize("agents", [1, 2])
+def test_an_agent_that_learns_a_team_as_one_sees_its_images_as_frames(
+    agents: int, shape: tuple[int, ...], stack: int
+) -> None:
+    action = ActionSpec(shape=(agents,), nvec=(3,) * agents, starts=(0,) * agents)
+    spec = EnvSpec({TEAM: Field((agents, *shape), "uint8"), PRESENT: Field((agents,), "int8")}, action, stack)
+    frames = EnvSpec({"observation": Field(shape, "uint8")}, action, agents * stack)
     found, expected = (encoder_for(one, ()).module for one in (spec, frames))
     expected.encoders[0].load_state_dict(found.encoders[0].state_dict())  # type: ignore[index,union-attr]
-    images = torch.randint(0, 256, (4, *((stack,) if stack > 1 else ()), 2, *shape), dtype=torch.uint8)
-    there = torch.ones((*images.shape[: -len(shape) - 1], 2), dtype=torch.int8)
+    images = torch.randint(0, 256, (4, *((stack,) if stack > 1 else ()), agents, *shape), dtype=torch.uint8)
+    there = torch.ones((*images.shape[: -len(shape) - 1], agents), dtype=torch.int8)
     features = found({TEAM: images, PRESENT: there})
-    alone = expected({"observation": images.view(4, 2 * stack, *shape)})
+    frames_seen = images.view(4, *((agents * stack,) if agents * stack > 1 else ()), *shape)
+    alone = expected({"observation": frames_seen})
     torch.testing.assert_close(features[:, : alone.shape[1]], alone)
 
 

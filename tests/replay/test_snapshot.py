@@ -317,3 +317,58 @@ def test_letting_go_while_saving_is_an_error(tmp_path, monkeypatch):
         with pytest.raises(OwnershipError, match="stopped owning the replay while it saved it"):
             replay.save(tmp_path / "s")
         assert (tmp_path / "s").read_bytes() == whole
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "transition", "capacity": 4000},
+        {"kind": "transition", "capacity": 512},  # a new replay for so many streams would have smaller slots
+        {"kind": "sequence", "capacity": 600, "length": 5, "stride": 2},
+        {"kind": "unroll", "capacity": 40, "length": 5, "sampler": "fifo"},
+    ],
+)
+def test_a_loaded_replay_has_room_for_more_writers(tmp_path, options, chain):
+    fields = {"observation": Field((), "float32"), "action": Field((), "int64")}
+
+    def append(writers, steps):
+        for t in range(steps):
+            for number, writer in enumerate(writers):
+                two = {"observation": np.full(2, t, "f4"), "action": np.full(2, number), "reward": np.zeros(2, "f4")}
+                writer.append({**two, "terminated": [t % 9 == 8] * 2, "truncated": [False] * 2}, timeout=5.0)
+
+    with Replay(fields=fields, writers=2, streams=4, **options) as replay:
+        append([replay.writer(streams=2) for _ in range(2)], 25)
+        keys = replay.keys()
+        path = tmp_path / "chain" if chain else tmp_path / "file"
+        if chain:
+            replay.snapshots(path).save()
+        else:
+            replay.save(path)
+        with Replay.load(path) as as_it_was, Replay.load(path, writers=1, streams=1) as no_less:
+            assert [one.core.options for one in (as_it_was, no_less)] == [replay.core.options] * 2
+        with Replay.load(path, writers=5, streams=10) as loaded:
+            np.testing.assert_array_equal(loaded.keys(), keys)
+            a, b = replay.sample(16), loaded.sample(16)
+            np.testing.assert_array_equal(a.keys, b.keys)
+            np.testing.assert_array_equal(a.data["observation"], b.data["observation"])
+            while options["kind"] == "unroll" and len(loaded):
+                loaded.sample(1)
+            writers = [loaded.writer(streams=2) for _ in range(5)]
+            append(writers, 15 if options["kind"] == "unroll" else 600)
+            if options["kind"] != "unroll":
+                assert np.intersect1d(loaded.keys(), keys).size == 0  # all that was saved is gone now
+            seen = loaded.sample(min(len(loaded), 500)).data["action"]
+            assert set(np.unique(seen)) == set(range(5))
+            assert loaded.core.native.check() == 0.0
+
+
+def test_a_loaded_replay_that_is_too_small_for_more_writers_is_refused(tmp_path):
+    fields = {"observation": Field((), "float32"), "action": Field((), "int64")}
+    with Replay(100, fields, kind="transition", writers=1, streams=2) as replay:
+        replay.save(tmp_path / "file")
+    with pytest.raises(
+        SnapshotError, match=r"room for 1 writers and 2 streams, and cannot have it for 9 and 900: capa"
+    ):
+        Replay.load(tmp_path / "file", writers=9, streams=900)

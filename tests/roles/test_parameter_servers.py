@@ -24,6 +24,7 @@ from apexrl.roles import GradientLearner, ParameterServer
 from apexrl.roles.gradient_learner import Outliers
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
+from apexrl.run.metric_catalogue import KNOWN
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 OBSERVATION = {"observation": Field((3,), "float32")}
@@ -349,6 +350,7 @@ def test_policy_lag_counts_the_servers_updates(stage: Any) -> None:
     assert report["updates"] == 4
     assert np.isfinite(report["values"]["loss"])
     assert report["values"]["gradient_lag"] == 0.0
+    assert {f"agent/{name}" for name in report["values"]} <= KNOWN.keys()
 
 
 def test_steps_that_are_too_old_are_not_learned_from(stage: Any) -> None:

@@ -22,6 +22,7 @@ from apexrl.roles.shared_model import SharedModel
 from apexrl.roles.trainer import Trainer, TrainingBatches, batch_sizes
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
+from apexrl.run.metric_catalogue import KNOWN
 from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -190,6 +191,7 @@ def test_what_is_said_of_learning(stage: Any) -> None:
     whole.report()
     (said,) = stage.values("metrics")
     assert said["values"]["training_batch"] == 8
+    assert {f"agent/{name}" for name in said["values"]} <= KNOWN.keys()
     assert said["values"]["loss"]
     assert said["lag"][0] == pytest.approx(1.0)  # versions 1, 2 and 3 met steps of version 1
     assert said["lag"][2] == 2.0

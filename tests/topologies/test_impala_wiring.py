@@ -258,6 +258,14 @@ def test_a_bound_on_lag_says_how_many_unrolls_may_wait() -> None:
     [
         ({"wait_at_policy_lag": 3}, "--wait-at-policy-lag 3 is less than 4, the lag that cannot be avoided"),
         ({"wait_at_policy_lag": 4, "queue_batches": 1}, "raise --queue-batches to at least 2"),
+        (
+            {"wait_at_policy_lag": 12, "actor_slots": 16},
+            r"24 of unrolls under way in 64 environments \(of --actor-slots 16",
+        ),
+        (
+            {"wait_at_policy_lag": 30, "actor_slots": 16, "queue_batches": 8},
+            r"64 environments \(of --actor-slots 16\): rai",
+        ),
     ],
 )
 def test_a_bound_on_lag_that_would_stop_everybody_is_refused(changes: dict[str, Any], words: str) -> None:

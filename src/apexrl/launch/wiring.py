@@ -56,7 +56,8 @@ class Wiring:
                 real = port.make(**port.options)
                 self._filled.append(real)
             elif self._replay_path.exists():
-                real = Replay.load(self._replay_path, port.options.get("check_memory", True))
+                room = {name: port.options[name] for name in ("writers", "streams") if port.options.get(name)}
+                real = Replay.load(self._replay_path, port.options.get("check_memory", True), **room)
             else:
                 real = Replay(**port.options)
             if self._shared:

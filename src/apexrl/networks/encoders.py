@@ -113,8 +113,8 @@ class ImageEncoder(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         if self._stacked_last:  # [B, stack…, H, W, C] -> [B, stack, C, H, W]
             observation = observation.flatten(1, -4).permute(0, 1, 4, 2, 3)
-        elif self._channels_last:  # [B, H, W, C] -> [B, C, H, W]
-            observation = observation.permute(0, 3, 1, 2)
+        elif self._channels_last:  # [B, (1, of a team of one) H, W, C] -> [B, C, H, W]
+            observation = observation.flatten(0, -4).permute(0, 3, 1, 2)
         image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
         if self._scale != 1.0:
             image = image * self._scale

@@ -69,8 +69,12 @@ _OF_KINDS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with defaults filled in. ConfigError: names the first that is out of range."""
+def checked(options: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
+    """The options with defaults filled in. ConfigError: names the first that is out of range.
+
+    Args:
+        chunk: item positions of a slot; 0: as many as suit the others.
+    """
 
     def need(name: str, fine: bool, what: str) -> None:
         if not fine:
@@ -104,7 +108,7 @@ def checked(options: dict[str, Any]) -> dict[str, Any]:
         need("streams", options["streams"] in (None, 1), "left out in rows mode, which stores finished items")
         options["streams"] = 1
     options["streams_chosen"] = options["streams"] is not None
-    options["chunk"] = _chunk(options)
+    options["chunk"] = chunk or _chunk(options)
     items = native_sizes(options)["chunk_items"]
     if options["streams"] is None:
         options["streams"] = STREAMS * options["writers"]

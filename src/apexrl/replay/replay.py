@@ -22,7 +22,7 @@ from apexrl.replay.options import OPTIONS, Draws, Remover, Sampler, checked, che
 from apexrl.replay.priorities import as_keys, as_priorities, bad_priority
 from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import LocalSource
-from apexrl.replay.snapshot import load, save
+from apexrl.replay.snapshot import Room, load, save
 from apexrl.replay.snapshot_chain import SnapshotWriter, load_chain
 from apexrl.replay.writer import PriorityFn, Writer
 from apexrl.spec import ACHIEVED_GOAL, Field
@@ -388,14 +388,18 @@ class Replay:
         return SnapshotWriter(self.core, Path(folder), longest)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], check_memory: bool = True) -> Replay:
+    def load(path: str | os.PathLike[str], check_memory: bool = True, *, writers: int = 1, streams: int = 1) -> Replay:
         """The replay that ``save`` wrote, or, of a folder, the newest that ``snapshots`` wrote there.
 
+        Args:
+            writers, streams: for which it is to have room, if the saved one had less.
+
         Raises:
-            SnapshotError: a file is truncated, corrupt or of another version, or one of a chain is missing.
+            SnapshotError: a file is truncated, corrupt or of another version, or one of a chain is missing; or its
+                capacity is too small for so many streams.
         """
         path = Path(path)
-        return Replay._around((load_chain if path.is_dir() else load)(path, check_memory))
+        return Replay._around((load_chain if path.is_dir() else load)(path, check_memory, Room(writers, streams)))
 
     def close(self) -> None:
         """In the process that created the replay: end it and wake every process that waits. Elsewhere: detach."""

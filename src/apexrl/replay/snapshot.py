@@ -16,13 +16,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl import _native
-from apexrl.errors import OwnershipError, SnapshotError
+from apexrl.errors import ConfigError, OwnershipError, SnapshotError
 from apexrl.replay.core import ReplayCore
 from apexrl.replay.hindsight import OPTIONS as GOAL_OPTIONS
 from apexrl.replay.layout import Layout
@@ -33,6 +33,13 @@ _MAGIC = b"APEXSNP3"
 _END = b"APEXEND3"
 _LIMITER = ("min_size", "samples_per_insert", "insert_band", "error_buffer", "diff_offset")
 _BLOCK = 8 << 20  # bytes copied at a time; meanwhile the owner serves no other call
+
+
+class Room(NamedTuple):
+    """For whom a loaded replay is to have room, if the saved one had less."""
+
+    writers: int = 1
+    streams: int = 1
 
 
 def save(core: ReplayCore, path: Path, check: Callable[[], None]) -> None:
@@ -140,7 +147,7 @@ def _counted(*numbers: int) -> bytes:
     return count + struct.pack("<I", _native.crc32c(count))
 
 
-def load(path: Path, check_memory: bool) -> ReplayCore:
+def load(path: Path, check_memory: bool, room: Room) -> ReplayCore:
     """Create a replay from a file that ``save`` wrote."""
     try:
         file = path.open("rb", buffering=0)
@@ -148,7 +155,7 @@ def load(path: Path, check_memory: bool) -> ReplayCore:
         raise SnapshotError(f"cannot open the replay snapshot {path}: {error.strerror}") from None
     with file:
         try:
-            return _load(file, path, check_memory)
+            return _load(file, path, check_memory, room)
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"{path} is not a complete replay snapshot ({error})") from None
         except RuntimeError as error:
@@ -175,7 +182,7 @@ def read_head(file: io.FileIO, path: Path) -> tuple[dict[str, Any], int]:
     return head, size
 
 
-def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
+def _load(file: io.FileIO, path: Path, check_memory: bool, room: Room) -> ReplayCore:
     head, size = read_head(file, path)
     if "chain" in head:
         raise SnapshotError(f"{path} is one file of a chain of snapshots: load its folder")
@@ -185,13 +192,13 @@ def _load(file: io.FileIO, path: Path, check_memory: bool) -> ReplayCore:
         for part, entries in blocks(file, path, None if _is_ragged(core.layout) else entry_bytes, size):
             core.native.restore_block(part, entries)
 
-    return restored(head, path, check_memory, restore)
+    return restored(head, path, check_memory, room, restore)
 
 
 def restored(
-    head: Mapping[str, Any], path: Path, check_memory: bool, restore: Callable[[ReplayCore], None]
+    head: Mapping[str, Any], path: Path, check_memory: bool, room: Room, restore: Callable[[ReplayCore], None]
 ) -> ReplayCore:
-    """A new replay as a snapshot's head says, whose slots ``restore`` brings."""
+    """A new replay as a snapshot's head says, with ``room``, whose slots ``restore`` brings."""
     layout, options = Layout.from_json(head["layout"])
     fields = {column.name: column.field for column in layout.columns}
     earlier = {"recency_half_life": 0.0, "lag_half_life": 0.0, "max_times_sampled": 0} | GOAL_OPTIONS
@@ -199,10 +206,21 @@ def restored(
     arguments = {name: options[name] for name in OPTIONS}
     if layout.kind == "rows" or not options["streams_chosen"]:
         arguments["streams"] = None
-    core = ReplayCore.create(fields, checked(arguments), "", check_memory)
+    saved = checked(arguments.copy())
+    arguments["writers"] = max(saved["writers"], room.writers)
+    arguments["streams"] = arguments["streams"] and max(saved["streams"], room.streams)
+    try:
+        wanted = checked(arguments, saved["chunk"])  # slots stay as large as they are in the file
+    except ConfigError as error:
+        raise SnapshotError(
+            f"the replay of {path} has room for {saved['writers']} writers and {saved['streams']} streams, and cannot "
+            f"have it for {room.writers} and {room.streams}: {error}. Take fewer, or move the snapshot away: the "
+            "replay begins empty without it"
+        ) from None
+    core = ReplayCore.create(fields, wanted, "", check_memory)
     native = core.native
     try:
-        if native.snapshot_entry_bytes != head["entry_bytes"] or native.counters()["slots"] != head["slots"]:
+        if native.snapshot_entry_bytes != head["entry_bytes"] or native.counters()["slots"] < head["slots"]:
             raise SnapshotError(f"{path} was written with another memory layout; load it with the apexrl that wrote it")
         restore(core)
         native.finish_restore(int(head["largest_generation"]))

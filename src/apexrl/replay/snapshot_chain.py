@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from apexrl import _native
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.replay.core import ReplayCore
-from apexrl.replay.snapshot import blocks, read_head, restored, taken, write
+from apexrl.replay.snapshot import Room, blocks, read_head, restored, taken, write
 
 _NAME = re.compile(r"(\d{6})-(\d{4})\.snapshot")
 _ENTRY = struct.Struct("<IIQIIII")  # native/snapshot.h, SnapshotEntry
@@ -83,7 +83,7 @@ def _files(folder: Path) -> list[_File]:
     return sorted(_File(int(name[1]), int(name[2]), path) for name, path in names if name)
 
 
-def load_chain(folder: Path, check_memory: bool) -> ReplayCore:
+def load_chain(folder: Path, check_memory: bool, room: Room) -> ReplayCore:
     """Create a replay from the newest chain of a folder. SnapshotError: a file is missing, damaged or of another."""
     files = _files(folder)
     if not files:
@@ -93,14 +93,14 @@ def load_chain(folder: Path, check_memory: bool) -> ReplayCore:
         if one.number != number:
             raise SnapshotError(f"{one.path} cannot be restored: number {number} of its chain is missing in {folder}")
     try:
-        return _load(files, check_memory)
+        return _load(files, check_memory, room)
     except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
         raise SnapshotError(f"{folder} holds no complete replay snapshot ({error})") from None
     except RuntimeError as error:
         raise SnapshotError(f"the replay of {folder} cannot be restored: {error}") from None
 
 
-def _load(files: list[_File], check_memory: bool) -> ReplayCore:
+def _load(files: list[_File], check_memory: bool, room: Room) -> ReplayCore:
     heads = []
     for one in files:
         with one.path.open("rb", buffering=0) as file:
@@ -117,7 +117,7 @@ def _load(files: list[_File], check_memory: bool) -> ReplayCore:
         leaves = counters["leaves_per_slot"] * 8 * (2 if aged else 1)
         _Restore(core.native, int(counters["slot_bytes"]), leaves).run(files)
 
-    return restored(heads[-1], files[-1].path, check_memory, restore)
+    return restored(heads[-1], files[-1].path, check_memory, room, restore)
 
 
 class _Restore:

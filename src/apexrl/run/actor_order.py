@@ -10,7 +10,8 @@ from apexrl.errors import SnapshotError
 from apexrl.run.atomic_files import read_text, replace_text
 
 NAME: Final = "actors.json"
-MOST_ACTORS: Final = 4096
+MOST_ACTORS: Final = 65_536
+"""As many as ``--actor-slots`` may be."""
 
 _MOST_BYTES = 1024
 _MOST_LETTERS = 400

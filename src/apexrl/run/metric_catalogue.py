@@ -93,19 +93,20 @@ PHASE: Final = Metric("phase", "1 for the phase in which the run is")
 WORKERS: Final = Metric("workers", "workers by role and state", "workers")
 
 _TRANSITIONS, _UNROLLS = "those of transitions and sequences", "those of unrolls"
+_SOFT: Final = "`sac`, `tqc`, `redq`, `droq`, `simba_v2`, `fast_sac`, `crossq`, `cql`, `discrete_sac`"
 
 AGENT: Final = (
     Metric("loss", "the loss, before the optimizer's step", agents="all"),
     Metric("gradient_norm", "global L2 norm of the gradient, before it is clipped", agents="all"),
     Metric("priority", "mean raw priority of the batch", "TD error", agents=_TRANSITIONS),
-    Metric("q", "mean value of the actions taken", "return", agents=f"{_TRANSITIONS}, `pqn`"),
+    Metric("q", "mean value of the actions taken", "return", agents=f"{_TRANSITIONS} but `bc`, `pqn`"),
     Metric("advantage", "mean Q of the target critics less V, of recorded actions", "return", agents="`iql`"),
-    Metric("temperature", "α of the entropy", agents="`sac`, `crossq`, `discrete_sac`"),
+    Metric("temperature", "α of the entropy", agents=_SOFT),
     Metric(
         "entropy",
         "mean entropy of the policy",
         "nats",
-        agents=f"`sac`, `crossq`, `discrete_sac`, {_UNROLLS} but `pqn`",
+        agents=f"{_SOFT}, {_UNROLLS} but `pqn`",
     ),
     Metric("value", "mean V", "return", agents=f"{_UNROLLS} but `pqn`"),
     Metric("kl", "estimate of KL(policy that acted ‖ policy now)", "nats", agents=f"{_UNROLLS} but `pqn`"),
@@ -130,7 +131,7 @@ AGENT: Final = (
         "support_edges",
         "probability of the least and the greatest category",
         "0 … 1",
-        agents="`c51`, `rainbow`, `d4pg`",
+        agents="`c51`, `rainbow`, `bbf`, `d4pg`, `simba_v2`, `fast_td3`, `fast_sac`",
     ),
     Metric("rho", "mean of V-trace's clipped importance ratio ρ", "ratio", agents="`impala`, `appo`"),
     Metric(
@@ -138,6 +139,18 @@ AGENT: Final = (
         "L2 norm of what `--gradient-compression` left out of a gradient, over the gradient's; of every 50th",
         "ratio",
         agents="all, in several learners",
+    ),
+    Metric(
+        "gradient_lag",
+        "updates of the parameters between those of a gradient and its arrival: the running mean of all servers",
+        "updates",
+        agents="all, in `gorila`",
+    ),
+    Metric(
+        "training_batch",
+        "mean number of unrolls of an update since the last report",
+        "unrolls",
+        agents="all, in `ga3c`",
     ),
 )
 

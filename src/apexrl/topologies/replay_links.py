@@ -132,24 +132,27 @@ def most_waiting(config: Config, item: Item) -> int:
         )
     ahead = PREFETCH_ON_CUDA * (learner.device != "cpu") if learner.prefetch < 0 else learner.prefetch
     flying = 1 + ahead + (ahead > 0)  # one more is in the hand of who fetches
-    batch, open_unrolls = learner.batch_size, 3 * _streams(config)
+    batch, streams = learner.batch_size, _streams(config)
+    open_unrolls = 3 * streams
+    slots = room(config)
+    many = f"{streams} environments" + f" (of --actor-slots {slots})" * (slots > config.actor.actors)
     others = learner.publish_period_updates - 1 + flying
     least = others + (batch - 1 + open_unrolls - 1) // batch
     if lag < least:
         raise ConfigError(
             f"--wait-at-policy-lag {lag} is less than {least}, the lag that cannot be avoided: "
             f"{learner.publish_period_updates - 1} of --publish-period-updates, {flying} of batches at the learner "
-            f"(--prefetch, --device) and {least - others} of unrolls under way in {_streams(config)} environments, "
+            f"(--prefetch, --device) and {least - others} of unrolls under way in {many}, "
             f"at --batch-size {batch}: raise it, or lower those"
         )
-    most, streams = (lag - others + 1) * batch - open_unrolls, _streams(config)
-    room = config.wiring.queue_batches * batch - streams  # a full queue would stop unrolls half-way
-    if room < batch - 1:
+    most = (lag - others + 1) * batch - open_unrolls
+    left = config.wiring.queue_batches * batch - streams  # a full queue would stop unrolls half-way
+    if left < batch - 1:
         raise ConfigError(
             f"--wait-at-policy-lag {lag} needs a queue with room for a batch of {batch} and an unroll of each of "
-            f"{streams} environments: raise --queue-batches to at least {-(-(batch - 1 + streams) // batch)}"
+            f"{many}: raise --queue-batches to at least {-(-(batch - 1 + streams) // batch)}"
         )
-    return min(most, room)
+    return min(most, left)
 
 
 def _steps(config: Config, probe: Probe) -> dict[str, Any]:
