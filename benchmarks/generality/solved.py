@@ -35,6 +35,11 @@ GOALS = {
     "Acrobot-v1": -100.0,
     "MountainCarContinuous-v0": 90.0,
     "Pendulum-v1": -200.0,
+    "MinAtar/Breakout-v1": 10.0,
+    "MinAtar/Freeway-v1": 50.0,
+    "MinAtar/Asterix-v1": 15.0,
+    "MinAtar/Seaquest-v1": 20.0,
+    "MinAtar/SpaceInvaders-v1": 45.0,
 }
 PATH = cells.RECORDS / "solved.jsonl"
 
@@ -56,7 +61,7 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
 
 def run(cell: Cell, options: argparse.Namespace) -> Record:
     """Run it until it is solved or its steps are made."""
-    name = "-".join(["solved", cell.task, cell.agent, cell.topology, str(cell.seed)])
+    name = "-".join(["solved", cell.task.replace("/", "-"), cell.agent, cell.topology, str(cell.seed)])
     record: Record = {**vars(cell), "machine": report.machine(), "commit": cells.commit(), "failure": ""}
     try:
         summary = runs.train("", name, cells.command(cell), 60 * options.minutes)
