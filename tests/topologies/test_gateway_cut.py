@@ -16,7 +16,7 @@ from apexrl.links.tcp.parameter_relay import ParameterGateway
 from apexrl.protocols import Item, Place
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.gateway_cut import envs_side, gateway_side, relay_side, with_groups
+from apexrl.topologies.gateway_cut import envs_side, gateway_side, relay_side
 from apexrl.topologies.program import Node, ReplayLink
 
 SPEC = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
@@ -24,20 +24,13 @@ PROBE = Probe(SPEC, {"q": Field((2,), "float32", sampled=False)}, 64, Item())
 
 
 def settings(**changes: Any) -> Config:
-    given = {"actors": 2, "actor_slots": 5, "envs_per_actor": 3, **changes}
-    return with_groups(override(Config(topology="seed"), given))
+    return override(Config(topology="seed"), {"actors": 2, "actor_slots": 5, "envs_per_actor": 3, **changes})
 
 
 def side(**changes: Any) -> dict[str, Node]:
     config = settings(**changes)
     program = gateway_side(topology("seed")(config, PROBE), {"listen": "a listen", "record": "a record"})
     return {node.name: node for node in program.nodes}
-
-
-def test_workers_that_wait_for_the_network_have_two_groups_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    for splits, groups in ((0, (2, 1)), (1, (3,)), (3, (1, 1, 1))):
-        assert side(splits=splits)["gateway"].ports["inference"].options["splits"] == groups
 
 
 @pytest.mark.parametrize("actors", [0, 2])

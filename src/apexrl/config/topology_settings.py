@@ -107,7 +107,7 @@ class InferenceSettings:
     """Milliseconds that a server waits for a third of its environments (Sample Factory: 25)."""
     splits: Annotated[int, Range(0)] = 0
     """Groups of a worker's environments; one steps while others wait for actions (Sample Factory: 2).
-    0: one if actors share cores; two otherwise, and with --listen."""
+    0: one if actors share cores; two otherwise, or if hosts may join."""
 
 
 @dataclass(frozen=True)

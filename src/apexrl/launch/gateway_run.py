@@ -32,7 +32,7 @@ from apexrl.run.folder import RunFolder, versions
 from apexrl.run.spec_json import fields_to_json, spec_to_json
 from apexrl.run.status import Observer
 from apexrl.topologies import Probe, Program, topology
-from apexrl.topologies.gateway_cut import gateway_side, over_tcp, with_groups
+from apexrl.topologies.gateway_cut import gateway_side, over_tcp
 from apexrl.topologies.learner_hosts import sends_gradients
 
 GATEWAY_PRELOAD = ("msgspec", "apexrl.links.tcp.inference_desk", "apexrl.links.tcp.parameter_desk")
@@ -58,7 +58,7 @@ def learn(
     run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
     with closing(Supervisor(config, interrupts, (*preloaded(config), *GATEWAY_PRELOAD))) as supervisor:
         seen = supervisor.probe(probe_learner)
-        whole = wire(with_groups(config), seen)
+        whole = wire(config, seen)
         program = gateway_side(whole, {"listen": listen, "record": make_record(config, run_id, whole, seen)})
 
         def first(ledger: Ledger, board: ControlBoard) -> None:

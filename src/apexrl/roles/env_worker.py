@@ -59,12 +59,13 @@ def group_sizes(config: Config, agents: int = 1) -> tuple[int, ...]:
     """Environments of each group of a worker, as ``--splits`` says; rows, where each has so many ``agents``.
 
     Where workers share cores, one steps while another waits, and the messages of two groups cost more than they gain.
-    In lock-step a seed is to mean the same on every machine.
+    Workers of other hosts wait for the network, too. In lock-step a seed is to mean the same on every machine.
     """
-    splits = config.wiring.splits
+    actor, splits = config.actor, config.wiring.splits
     if not splits:
-        crowded = usable_cores() <= config.actor.actors
-        splits = 1 if crowded and not config.serial else 2
+        elsewhere = actor.actor_slots > actor.actors
+        crowded = usable_cores() <= actor.actors
+        splits = 1 if crowded and not (elsewhere or config.serial) else 2
     return split_sizes(config.actor.envs_per_actor, splits, agents)
 
 

@@ -28,8 +28,6 @@ EXPERIENCE_NEEDS_REDIS: Final = (
     "while the learner is away"
 )
 
-_GROUPS = 2  # of a worker's environments
-
 
 def asks_servers(program: Program) -> bool:
     """Whether workers on other hosts would use a gateway to this program's servers, and nothing else."""
@@ -51,13 +49,6 @@ def over_tcp(program: Program) -> Crossing:
         )
     check_rounding(program.config, found)
     return found
-
-
-def with_groups(config: Config) -> Config:
-    """``config`` as a program is wired with to which other hosts bring workers: these wait for the network, while
-    another group of their environments can step."""
-    wiring = config.wiring
-    return replace(config, wiring=replace(wiring, splits=wiring.splits or _GROUPS))
 
 
 def gateway_side(program: Program, remote: Mapping[str, Any]) -> Program:
