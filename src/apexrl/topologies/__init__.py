@@ -309,7 +309,8 @@ def check_probed(name: str, agent: str, probe: Probe) -> None:
             f"topology {name} cannot run agent {agent}, which lacks {', '.join(missing)}: see apexrl.protocols.Agent "
             "for what that is, or choose another --topology"
         )
-    if info(name).by_gradients and not probe.places:
+    by_gradients = bool(probe.places) and (agent not in AGENTS or AGENTS[agent].by_gradients)
+    if info(name).by_gradients and not by_gradients:
         raise ConfigError(_refusal(name, agent, probe.item.kind, False))
 
 
