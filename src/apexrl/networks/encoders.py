@@ -115,16 +115,18 @@ class ImageEncoder(nn.Module):
             observation = observation.flatten(1, -4).permute(0, 1, 4, 2, 3)
         elif self._channels_last:  # [B, (1, of a team of one) H, W, C] -> [B, C, H, W]
             observation = observation.flatten(0, -4).permute(0, 3, 1, 2)
-        image = observation.reshape(observation.shape[0], *self._input).to(torch.float32)
+        image = observation.reshape(observation.shape[0], *self._input)
+        rounded = _in_bfloat16(self._precision, image.device.type)
+        if self._large and image.device.type == "cpu" and torch.is_grad_enabled() and not rounded:
+            # On a CPU, forward and backward pass together are faster with the channels last; a forward pass alone is
+            # not. Bytes are a quarter of what they are turned into.
+            image = image.contiguous(memory_format=torch.channels_last)
+        image = image.to(torch.float32)
         if self._scale != 1.0:
-            image = image * self._scale
-        if _in_bfloat16(self._precision, image.device.type):
+            image = image.mul_(self._scale)  # of uint8 alone, of which this is a copy
+        if rounded:
             with torch.autocast(image.device.type, torch.bfloat16):
                 return self._convolve(image).to(torch.float32)
-        if self._large and image.device.type == "cpu" and torch.is_grad_enabled():
-            # On a CPU, forward and backward pass together are faster with the channels last; a forward pass alone is
-            # not.
-            image = image.contiguous(memory_format=torch.channels_last)
         return self._convolve(image)
 
     def _convolve(self, image: Tensor) -> Tensor:
