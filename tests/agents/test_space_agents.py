@@ -120,7 +120,6 @@ def test_a_run_needs_no_wrapper(env: Any, agent: str, tmp_path: Path) -> None:
 
 
 def test_minigrids_mission_is_read(tmp_path: Path) -> None:
-    pytest.importorskip("minigrid")
     vector = make_vector(EnvConfig(env="minigrid:MiniGrid-GoToDoor-5x5-v0"), 2, seed=0)
     seen = vector.reset()
     vector.close()

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 import pytest
 from run_folders import append, evaluation_row, make_run, rows, status_row, write_workers
 
-pytest.importorskip("uvicorn", reason="needs apexrl[dashboard]")
-
 from apexrl.dashboard import server
 from apexrl.dashboard.answers import Answers
 from apexrl.dashboard.one_file import write_report

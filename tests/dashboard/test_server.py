@@ -18,8 +18,6 @@ from contextlib import contextmanager
 import pytest
 from run_folders import append, make_run, rows, status_row
 
-pytest.importorskip("uvicorn", reason="needs apexrl[dashboard]")
-
 from apexrl.cli.main import main
 from apexrl.dashboard import page, server
 from apexrl.dashboard.answers import Answers
@@ -222,7 +220,6 @@ def test_a_report_of_no_run_is_refused(tmp_path, capsys):
 
 @pytest.mark.long
 def test_watch_plays_a_trained_agent_and_films_it(tmp_path, capsys):
-    pytest.importorskip("imageio_ffmpeg")
     short = ["--env-steps", "400", "--min-size", "50", "--eval-episodes", "1", "--serial"]
     assert main(["train", "cartpole", *short, "--out", str(tmp_path), "--name", "a"]) == 0
     with dashboard(tmp_path / "a", "watch") as (process, url):
