@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from idle_roles import Actor, Learner
-from recording_observer import Act, Watcher, all_gone, small, with_actors
+from recording_observer import Act, Watcher, small, with_actors
 from rich.console import Console
+from supervised import supervised
 
 from apexrl.cli import main, scale_run
 from apexrl.config import Config, StopConfig, convert
 from apexrl.errors import ConfigError
 from apexrl.launch import actor_orders, launch
-from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
-from apexrl.links.local.control_board import ControlBoard
 from apexrl.protocols import Item, Place
 from apexrl.run import actor_order, worker_list
 from apexrl.run.actor_order import ActorNumbers
@@ -57,16 +55,7 @@ def run(
     folder.generations.begin()
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
     ledger.open()
-    with Interrupts() as interrupts:
-        boss = Supervisor(config, interrupts, preload=["idle_roles"])
-        try:
-            board = ControlBoard(sum(len(node.leases) for node in program.nodes))
-            boss.run(program, ledger, board, Wiring(program, True, folder.replay_path))
-        finally:
-            boss.close()
-    ledger.close()
-    assert all_gone(int(text.split()[2]) for text in watcher.texts if text.startswith("born"))
-    return watcher
+    return supervised(program, config, ledger, watcher)
 
 
 def at_work(status: RunStatus) -> list[str]:

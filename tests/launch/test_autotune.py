@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from idle_roles import Actor, Learner, Turned
-from recording_observer import Act, Watcher, all_gone, small, with_actors
+from recording_observer import Act, Watcher, small, with_actors
 from scripted_tuner import Script
+from supervised import supervised
 
 from apexrl.config import Config, StopConfig, WiringConfig, convert
 from apexrl.config.placement import Redis
@@ -58,16 +59,7 @@ def tune(
     watcher = Watcher(lambda status: act(status) or len(watcher.said("tuning")) > len(Script.settings))
     folder = RunFolder.create(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
-    with Interrupts() as interrupts:
-        boss = Supervisor(config, interrupts, preload=["idle_roles"])
-        try:
-            board = ControlBoard(sum(len(node.leases) for node in program.nodes))
-            boss.run(program, ledger, board, Wiring(program, True, folder.replay_path))
-        finally:
-            boss.close()
-    ledger.close()
-    assert all_gone(int(text.split()[2]) for text in watcher.texts if text.startswith("born"))
-    return watcher
+    return supervised(program, config, ledger, watcher)
 
 
 def actors(status: RunStatus) -> list[str]:
