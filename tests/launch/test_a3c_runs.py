@@ -37,8 +37,8 @@ def kill_once(role: str, when: Callable[[RunStatus], bool]) -> tuple[list[int], 
     updates = [0]
 
     def act(status: RunStatus) -> bool:
-        if not killed and when(status):
-            killed.append(pids_of(status, role)[0])
+        if not killed and when(status) and (pids := pids_of(status, role)):
+            killed.append(pids[0])
             updates[0] = status.updates
             os.kill(killed[0], signal.SIGKILL)
         back = [worker for worker in status.workers if worker.role == role and worker.restarts and worker.pid]

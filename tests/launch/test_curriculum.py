@@ -29,6 +29,7 @@ class Harder(Callback):
 
     def __init__(self) -> None:
         self.seen: list[EndedEpisodes] = []
+        self.changed: list[EndedEpisodes] = []  # reports of no episode that began before the change
         self.evaluated: list[float] = []
 
     def on_episodes(self, episodes: EndedEpisodes) -> bool:
@@ -36,7 +37,9 @@ class Harder(Callback):
         version = episodes.metrics.get("env_version")
         if version is None and len(self.seen) == 1:
             self.run.change_env({"level": 2}, {"bonus": 7})
-        return version is not None and version.episodes == episodes.count
+        if version is not None and version.episodes == episodes.count:
+            self.changed.append(episodes)
+        return bool(self.changed)
 
     def on_evaluation(self, evaluation: EvaluationReport) -> None:
         self.evaluated.append(evaluation.metrics["level"].most)
@@ -56,7 +59,7 @@ def test_a_change_reaches_every_actor_and_holds_after_a_resume(tmp_path: Path, s
         config = replace(config, actor=replace(config.actor, vector="threads"))
     launch(config, [CallbackObserver(harder)])
     assert harder.seen[0].metrics["level"].most == 1.0
-    told = harder.seen[-1].metrics
+    told = harder.changed[0].metrics
     assert (told["level"].least, told["bonus"].least, told["env_version"].most) == (2.0, 7.0, 1.0)
     assert set(harder.evaluated) <= {1.0}  # evaluations stay comparable
     folder = tmp_path / "run"

@@ -55,8 +55,8 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def act(status: RunStatus) -> bool:
-        if not killed and status.updates > 20:
-            killed.append(pids_of(status, "actor")[0])
+        if not killed and status.updates > 20 and (pids := pids_of(status, "actor")):
+            killed.append(pids[0])
             os.kill(killed[0], signal.SIGKILL)
         return goes_on(status)
 

@@ -95,8 +95,8 @@ def test_killed_actors_and_a_killed_learner_do_not_end_it(tmp_path: Path) -> Non
     killed: list[str] = []
 
     def act(status: RunStatus) -> bool | None:
-        if not killed and status.updates > 20:
-            os.kill(pids_of(status, "learner")[0], signal.SIGKILL)
+        if not killed and status.updates > 20 and (pids := pids_of(status, "learner")):
+            os.kill(pids[0], signal.SIGKILL)
             killed.append("learner")
         if killed == ["learner"] and status.restarts.get("learner") and status.updates > 60:
             for pid in pids_of(status, "actor"):
