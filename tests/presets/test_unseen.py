@@ -435,6 +435,15 @@ def test_nothing_that_an_agent_does_not_read_is_listed(capsys: pytest.CaptureFix
     assert "huber" in unread("c51")
 
 
+def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
+    steps = {}
+    for kind in ("discrete", "box"):
+        found = default_settings.default_settings("a2c", "a3c", facts(kind))
+        steps[kind] = found["unroll_length"] * found["batch_size"]
+        assert found["batch_size"] == found["envs_per_actor"]
+    assert steps == {"discrete": 128, "box": 32}
+
+
 @pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (500, 0.99), (1_000, 0.995)])
 def test_long_episodes_of_discrete_actions_are_discounted_less(limit: int | None, gamma: float) -> None:
     for agent in ("a2c", "impala", "ppo", "appo"):
