@@ -161,8 +161,10 @@ class Receipts:
         return row
 
     def read(self, sender: str) -> SenderCounts:
-        row = self._table[self.account(sender)]
-        return SenderCounts(int(row[_PROGRESS]) >> 16, int(row[_COMMITTED]), int(row[_MISSING]), int(row[_REPEATED]))
+        words, at = self._words, self.account(sender) * _WORDS
+        return SenderCounts(
+            words[at + _PROGRESS] >> 16, words[at + _COMMITTED], words[at + _MISSING], words[at + _REPEATED]
+        )
 
     def totals(self) -> SenderCounts:
         """Sums over all senders, also forgotten ones; ``sequence`` is 0."""
