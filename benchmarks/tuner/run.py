@@ -201,7 +201,8 @@ def live(options: argparse.Namespace) -> None:
 
 def _flags(actors: int, options: argparse.Namespace) -> list[str]:
     few = ["--eval-episodes", "2", "--eval-envs", "2"]
-    return ["--actors", str(actors), "--stop-at-return", "None", *few, *options.flags]
+    one = ["--envs-per-actor", "1"] if options.preset == "slow-cartpole" else []
+    return ["--actors", str(actors), "--stop-at-return", "None", *one, *few, *options.flags]
 
 
 def _measured(counts: Sequence[int], options: argparse.Namespace, when: str) -> dict[int, list[float]]:

@@ -20,7 +20,7 @@ from supervised import supervised
 from apexrl.cli import main, scale_run
 from apexrl.config import Config, StopConfig, convert
 from apexrl.errors import ConfigError
-from apexrl.launch import actor_orders, launch
+from apexrl.launch import actor_orders, launch, local_run
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.wiring import Wiring
@@ -314,3 +314,37 @@ def test_a_saved_replay_has_room_for_the_actors_of_a_resume(tmp_path: Path) -> N
             writer.append(step)
         replay.save(path)
         wiring.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actor_slots": 5000}, "room for 4,096 actor slots, not 5,000: lower --actors and --actor-slots"),
+        (
+            {"actor_slots": 4096, "envs_per_actor": 17},
+            "room for 65,536 environments, not 69,632: lower .*--envs-per-actor",
+        ),
+    ],
+)
+def test_more_slots_than_a_replay_has_room_for_are_refused(
+    tmp_path: Path, changes: dict[str, int], message: str
+) -> None:
+    program = topology("apex")(convert.override(Config(topology="apex"), changes), TRANSITIONS)
+    with pytest.raises(ConfigError, match=message):
+        Wiring(program, False, tmp_path / "none")
+
+
+def test_slots_for_more_workers_of_one_machine_leave_their_groups_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[Config] = []
+
+    def wire(config: Config, probe: Probe) -> Program:
+        settled.append(config)
+        raise ConfigError("enough was seen")
+
+    monkeypatch.setattr(local_run, "topology", lambda name: wire)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(ConfigError, match="enough was seen"):
+        launch(convert.override(small(tmp_path), {"topology": "seed", "actors": 2, "actor_slots": 4}))
+    assert [config.wiring.splits for config in settled] == [1]

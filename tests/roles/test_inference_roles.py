@@ -16,7 +16,7 @@ from apexrl.config import AgentConfig, Config, EnvConfig, ReplayConfig
 from apexrl.config.convert import override
 from apexrl.replay import Replay
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.roles.env_worker import group_sizes, split_sizes
+from apexrl.roles.env_worker import group_sizes, split_sizes, with_own_groups
 from apexrl.shared.weights_board import InlineWeights
 
 
@@ -281,3 +281,13 @@ def test_workers_that_share_cores_have_one_group(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
     assert group_sizes(override(Config(), {"actors": 2, "envs_per_actor": 5, **changes})) == sizes
+
+
+@pytest.mark.parametrize(("actors", "splits", "groups"), [(1, 0, 2), (2, 0, 1), (2, 3, 3)])
+def test_slots_for_more_workers_here_leave_the_groups_alone(
+    monkeypatch: pytest.MonkeyPatch, actors: int, splits: int, groups: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    config = override(Config(), {"actors": actors, "actor_slots": 4, "envs_per_actor": 6, "splits": splits})
+    assert len(group_sizes(config)) == (splits or 2)  # hosts may bring the other workers
+    assert len(group_sizes(with_own_groups(config, actors))) == groups

@@ -21,6 +21,7 @@ from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.wiring import Wiring
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.roles import checkpointing
+from apexrl.roles.env_worker import with_own_groups
 from apexrl.run import checkpoint
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import Observer
@@ -37,7 +38,7 @@ def processes(
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
         seen = supervisor.probe(probe_learner)
-        program = wire(config, seen)
+        program = wire(with_own_groups(config, config.actor.actors), seen)
         if config.wiring.autotune and not program.tunable:
             raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
         return supervise(supervisor, program, config, observers, claim, began, seen)

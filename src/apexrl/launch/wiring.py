@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from apexrl.errors import ConfigError
 from apexrl.roles.checkpointing import LIVE
 from apexrl.roles.newest_weights import version_of
 from apexrl.topologies.program import (
@@ -19,6 +21,10 @@ from apexrl.topologies.program import (
     WeightsLink,
 )
 
+_MOST = {  # that a replay takes -> what says how many there are
+    "writers": (4096, "actor slots", "--actors and --actor-slots"),
+    "streams": (65_536, "environments", "--actors, --actor-slots and --envs-per-actor"),
+}
 _SUMMED = ("size", "capacity", "inserted", "sampled", "evicted", "updates_applied", "updates_stale", "lost")
 
 
@@ -52,6 +58,7 @@ class Wiring:
         if isinstance(port, ReplayLink):
             from apexrl.replay import Replay
 
+            _check_room(port.options)
             if port.make is not None:
                 real = port.make(**port.options)
                 self._filled.append(real)
@@ -126,3 +133,10 @@ class Wiring:
         for link in (*self._replays, *self._filled, *self._others):
             if hasattr(link, "close"):
                 link.close()
+
+
+def _check_room(options: Mapping[str, Any]) -> None:
+    """ConfigError: a replay has no place for so many actors; names the flags."""
+    for name, (most, what, flags) in _MOST.items():
+        if (options.get(name) or 0) > most:
+            raise ConfigError(f"one replay has room for {most:,} {what}, not {options[name]:,}: lower {flags}")

@@ -129,7 +129,8 @@ SLOW_CARTPOLE = replace(
     CARTPOLE,
     preset="slow-cartpole",
     env=EnvConfig(env="apexrl.envs.toy:SlowCartPole-v0", env_kwargs={"seconds": 0.005}),
-    actor=ActorConfig(actors=8, envs_per_actor=1, pull_period=20),
+    # They step at the same time, in threads: a third of the processor time of a process each
+    actor=ActorConfig(actors=2, envs_per_actor=8, pull_period=20),
     # an evaluation episode of 500 steps takes 2.5 s here
     evaluator=EvaluatorConfig(eval_period_seconds=5.0),
 )

@@ -116,9 +116,12 @@ class Receipts:
 
     def _attach(self, segment: _native.Segment) -> None:
         self.segment = segment
-        self._rows: dict[str, tuple[int, np.uint64]] = {}
+        self._rows: dict[str, tuple[int, int]] = {}
         words = segment.array()[_native.receipts_bytes(0) :]
-        self._table = words[: len(words) // 128 * 128].view(np.uint64).reshape(-1, 16)
+        self._table = words[: len(words) // 128 * 128].view(np.uint64).reshape(-1, _WORDS)
+        self._words = memoryview(
+            self._table.reshape(-1)
+        )  # the same, with Python's integers: NumPy's cost a microsecond
 
     def __getstate__(self) -> _native.Segment:
         return self.segment
@@ -138,14 +141,14 @@ class Receipts:
     def account(self, sender: str) -> int:
         """The row of a sender, by its name with generation; added if it is new."""
         known = self._rows.get(sender)
-        if known is not None and self._table[known[0], _SENDER] == known[1]:
+        if known is not None and self._words[known[0] * _WORDS + _SENDER] == known[1]:
             return known[0]
         digest = _digest(sender)
         found = np.flatnonzero(self._table[:, _SENDER] == digest)
         row = int(found[0]) if found.size else self._add(digest)
         if len(self._rows) > 2 * len(self._table):
             self._rows.clear()
-        self._rows[sender] = row, digest
+        self._rows[sender] = row, int(digest)
         return row
 
     def _add(self, digest: np.uint64) -> int:
@@ -158,8 +161,10 @@ class Receipts:
         return row
 
     def read(self, sender: str) -> SenderCounts:
-        row = self._table[self.account(sender)]
-        return SenderCounts(int(row[_PROGRESS]) >> 16, int(row[_COMMITTED]), int(row[_MISSING]), int(row[_REPEATED]))
+        words, at = self._words, self.account(sender) * _WORDS
+        return SenderCounts(
+            words[at + _PROGRESS] >> 16, words[at + _COMMITTED], words[at + _MISSING], words[at + _REPEATED]
+        )
 
     def totals(self) -> SenderCounts:
         """Sums over all senders, also forgotten ones; ``sequence`` is 0."""
@@ -180,16 +185,16 @@ class Receipts:
         Args:
             first: they came with the first chunk of their sender.
         """
-        row = self.account(f"{host} counters")
-        known = self._table[row]
-        if not known[_COUNTED] and self._table[0, _RESUMED] and not first:
-            known[_FIRST_COUNTER : _FIRST_COUNTER + len(totals)] = totals
-        known[_COUNTED] = 1
-        known[_USED] = time.monotonic_ns()
+        at = self.account(f"{host} counters") * _WORDS
+        words, counters = self._words, at + _FIRST_COUNTER
+        if not words[at + _COUNTED] and words[_RESUMED] and not first:
+            words[counters : counters + len(totals)] = memoryview(np.array(totals, np.uint64))
+        words[at + _COUNTED] = 1
+        words[at + _USED] = time.monotonic_ns()
         grown = []
-        for column, total in enumerate(totals, _FIRST_COUNTER):
-            grown.append(max(0, total - int(known[column])))
-            known[column] += np.uint64(grown[-1])
+        for place, total in enumerate(totals, counters):
+            grown.append(max(0, total - words[place]))
+            words[place] += grown[-1]
         return grown
 
     def _forget(self) -> int:
@@ -201,15 +206,16 @@ class Receipts:
     def expect(self, row: int, sequence: int, item: int, heads: ChunkHeads) -> None:
         """Before a commit: take the item number from the first new chunk of a sender that is older than these
         receipts."""
-        self._table[row, _USED] = time.monotonic_ns()
-        known = self._table[row]
-        repeated = max(0, (int(known[_PROGRESS]) >> 16) - sequence)
-        if known[_JOINED] and repeated < len(heads):
-            known[_NEXT_ITEM] = item + heads.items() - heads.items(repeated)
-            known[_JOINED] = 0
+        words, at = self._words, row * _WORDS
+        words[at + _USED] = time.monotonic_ns()
+        repeated = max(0, (words[at + _PROGRESS] >> 16) - sequence)
+        if words[at + _JOINED] and repeated < len(heads):
+            words[at + _NEXT_ITEM] = item + heads.items() - heads.items(repeated)
+            words[at + _JOINED] = 0
 
 
 _SENDER, _PROGRESS, _NEXT_ITEM, _COMMITTED, _MISSING, _REPEATED, _USED, _JOINED, _COUNTED, _FIRST_COUNTER = range(10)
+_WORDS = 16  # of a row
 _RESUMED, _REPLAY = _JOINED, _COUNTED  # of row 0, which belongs to no sender
 
 

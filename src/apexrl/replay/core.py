@@ -170,6 +170,8 @@ class ReplayCore:
 
     def publish_local(self) -> None:
         """Publish what was appended in this process through any handle, so that it can be sampled at once."""
+        if not self._process_writers:
+            return
         while True:
             try:
                 writers = list(self._process_writers)

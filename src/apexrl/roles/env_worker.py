@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +68,15 @@ def group_sizes(config: Config, agents: int = 1) -> tuple[int, ...]:
         crowded = usable_cores() <= actor.actors
         splits = 1 if crowded and not (elsewhere or config.serial) else 2
     return split_sizes(config.actor.envs_per_actor, splits, agents)
+
+
+def with_own_groups(config: Config, actors: int) -> Config:
+    """``config`` of a run whose ``actors`` are all on this machine, its ``splits`` settled.
+
+    Slots beyond them are for more actors here, and not for other hosts, which must all come to the same groups.
+    """
+    alone = replace(config, actor=replace(config.actor, actors=actors, actor_slots=actors))
+    return replace(config, wiring=replace(config.wiring, splits=len(group_sizes(alone))))
 
 
 class EnvWorker:

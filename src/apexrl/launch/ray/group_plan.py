@@ -11,7 +11,7 @@ from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import ConfigError
 from apexrl.replay.options import CHUNK
-from apexrl.roles.env_worker import group_sizes
+from apexrl.roles.env_worker import with_own_groups
 from apexrl.topologies.ray_cut import in_shards, inference_servers, infers, learners, policy_workers
 
 _SPLITS = 2  # of a worker's environments, one of which steps while actions for the other are on their way
@@ -48,10 +48,9 @@ def most_actors(config: Config) -> int:
 def settled(config: Config, placement: Ray) -> Config:
     """``config`` with its ``splits`` settled. Workers on a cluster have processors of their own, unless it is one
     machine."""
-    splits = config.wiring.splits or _SPLITS
     if placement.address == "local":
-        splits = len(group_sizes(replace(config, actor=replace(config.actor, actors=most_actors(config)))))
-    return replace(config, wiring=replace(config.wiring, splits=splits))
+        return with_own_groups(config, most_actors(config))
+    return replace(config, wiring=replace(config.wiring, splits=config.wiring.splits or _SPLITS))
 
 
 def plan(config: Config, placement: Ray, nodes: int, queues: int = 1) -> Plan:
