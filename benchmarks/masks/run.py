@@ -9,7 +9,6 @@ from benchmarks.lib.questions import answer
 
 QUESTIONS = {
     "impossible": "Does any agent, in any topology, ever choose an impossible action?",
-    "work": "How much more processor time do steps take with masks?",
     "cost": "How much slower are runs with masks, and runs without than they were before?",
 }
 

@@ -16,9 +16,9 @@ _LINES = ((0, 1), (1, 0), (1, 1), (1, -1))
 class BoardGame:
     """Two players put stones on a board; who has ``in_a_row`` of them in a line has won: 1, and −1 to the other.
 
-    An observation has ``observation`` float32 [2·rows·columns], 1 where the own stones lie and where the other's, or with
-    ``planes`` [rows, columns, 2], and ``action_mask`` int8 [n]: where a stone may be put, at the own turn. Who puts it
-    elsewhere has lost.
+    An observation has ``observation`` float32 [2·rows·columns], 1 where the own stones lie and where the other's, or
+    with ``planes`` [rows, columns, 2], and ``action_mask`` int8 [n]: where a stone may be put, at the own turn. Who
+    puts it elsewhere has lost.
 
     Args:
         rows, columns: of the board.
