@@ -133,16 +133,3 @@ def test_connect_four_knows_its_lines() -> None:
     assert diagonal.rewards["first"] == 1.0
     with pytest.raises(EnvError, match="no line of 4"):
         BoardGame(3, 3, 4)
-
-
-def test_a_board_may_be_shown_as_an_image() -> None:
-    game, plain = env("connect_four", planes=True), env("connect_four")
-    for one in (game, plain):
-        one.reset()
-        one.step(2)
-        one.step(2)
-    seen = game.observe("first")["observation"]
-    assert game.observation_space("first")["observation"].contains(seen)
-    assert np.argwhere(seen).tolist() == [[4, 2, 1], [5, 2, 0]]
-    sides = plain.observe("first")["observation"].reshape(2, 6, 7)
-    np.testing.assert_array_equal(seen, np.moveaxis(sides, 0, 2))

@@ -16,20 +16,16 @@ _LINES = ((0, 1), (1, 0), (1, 1), (1, -1))
 class BoardGame:
     """Two players put stones on a board; who has ``in_a_row`` of them in a line has won: 1, and −1 to the other.
 
-    An observation has ``observation`` float32 [2·rows·columns], 1 where the own stones lie and where the other's, or
-    with ``planes`` [rows, columns, 2], and ``action_mask`` int8 [n]: where a stone may be put, at the own turn. Who
-    puts it elsewhere has lost.
+    An observation has ``observation`` float32 [2·rows·columns], 1 where the own stones lie and where the other's,
+    and ``action_mask`` int8 [n]: where a stone may be put, at the own turn. Who puts it elsewhere has lost.
 
     Args:
         rows, columns: of the board.
         in_a_row: stones of a line that wins.
         falls: an action names a column, in which the stone falls (connect four); otherwise a cell.
-        planes: shows the board as an image, for convolutions; they need a board of 5 × 5 at least.
     """
 
-    def __init__(
-        self, rows: int = 3, columns: int = 3, in_a_row: int = 3, falls: bool = False, planes: bool = False
-    ) -> None:
+    def __init__(self, rows: int = 3, columns: int = 3, in_a_row: int = 3, falls: bool = False) -> None:
         if not 1 <= in_a_row <= max(rows, columns) or min(rows, columns) < 1:
             raise EnvError(f"a board of {rows} × {columns} has no line of {in_a_row}")
         self.possible_agents = ["first", "second"]
@@ -37,13 +33,12 @@ class BoardGame:
         self.agent_selection = "first"
         self._shape, self._in_a_row, self._falls = (rows, columns), in_a_row, falls
         self._actions = columns if falls else rows * columns
-        self._seen = (rows, columns, 2) if planes else (2 * rows * columns,)
         self.board: NDArray[np.int8] = np.zeros((rows, columns), np.int8)  # 1: of the first player, −1: of the second
 
     def observation_space(self, agent: str) -> gym.Space[Any]:
         return gym.spaces.Dict(
             {
-                "observation": gym.spaces.Box(0.0, 1.0, self._seen, np.float32),
+                "observation": gym.spaces.Box(0.0, 1.0, (2 * self.board.size,), np.float32),
                 "action_mask": gym.spaces.Box(0, 1, (self._actions,), np.int8),
             }
         )
@@ -61,8 +56,7 @@ class BoardGame:
 
     def observe(self, agent: str) -> dict[str, NDArray[Any]]:
         own = 1 if agent == "first" else -1
-        sides = np.stack([self.board == own, self.board == -own], axis=-1 if len(self._seen) == 3 else 0)
-        stones = sides.reshape(self._seen).astype(np.float32)
+        stones = np.concatenate([self.board == own, self.board == -own], axis=None).astype(np.float32)
         mask = np.zeros(self._actions, np.int8)
         if agent == self.agent_selection and not self.terminations.get(agent, True):
             mask[self.legal()] = 1
