@@ -34,8 +34,13 @@ def looks_ahead(game, name, rng):
     return int(rng.choice(moves))
 
 
-def score(agent, name, games, seed=0):
-    """The agent's share of games won against ``looks_ahead``, draws half; it begins every second one."""
+def plays_at_random(game, name, rng):
+    """Any move."""
+    return int(rng.choice(game.legal()))
+
+
+def score(agent, name, games, seed=0, other=looks_ahead):
+    """The agent's share of games won against ``other``, draws half; it begins every second one."""
     rng, points = np.random.default_rng(seed), 0.0
     for number in range(games):
         game, seat = env(name), ("first", "second")[number % 2]
@@ -43,7 +48,7 @@ def score(agent, name, games, seed=0):
         agent.reset()
         while not any(game.terminations.values()):
             own = game.agent_selection == seat
-            game.step(agent.act(game.observe(seat)) if own else looks_ahead(game, name, rng))
+            game.step(agent.act(game.observe(seat)) if own else other(game, name, rng))
         points += 0.5 + 0.5 * game.rewards[seat]
     return points / games
 

@@ -178,3 +178,11 @@ def test_without_a_state_or_without_anything_else_it_is_refused() -> None:
         ActorCritic(spec_of(EnvConfig(env="cooperative_toys:parallel_env")), config, "cpu", 0)
     with pytest.raises(AgentError, match="nothing but the state"):
         ActorCritic(EnvSpec({STATE: own}, ActionSpec(n=2)), config, "cpu", 0)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_first_central_values_are_small_beside_returns_that_are_scaled_to_one(scaled: bool) -> None:
+    values = agent_for(normalize_returns=scaled).expected_returns(seen(rows=200))
+    assert (np.abs(values).max() < 0.05) == scaled
+    alone = ActorCritic(spec_of(), config_of("ppo", normalize_returns=scaled), "cpu", 0)
+    assert np.abs(alone.expected_returns(seen(rows=200))).max() > 0.05

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import agent_toys
 from apexrl.config import EnvConfig
-from apexrl.envs import make_vector
+from apexrl.envs import env_spec_and_limit, make_vector
 from apexrl.envs.agent_rows import told_names
 from apexrl.errors import EnvError
 
@@ -62,6 +64,16 @@ def test_an_agent_that_appears_later_has_no_final_observation_behind_it() -> Non
     assert [step.starts.tolist() for step in steps] == [[False, True], *[[False] * 2] * 2, [True, False], [False, True]]
     assert [step.reward[1] for step in steps] == [0, 1, 1, 0, 0]
     assert steps[2].truncated.all()
+
+
+@pytest.mark.parametrize("team", [False, True])
+def test_an_environment_may_say_after_how_many_steps_it_is_cut(team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PettingZoo's families have ``max_cycles``."""
+    config = EnvConfig(env=GAME, team=team)
+    assert env_spec_and_limit(config)[1] is None
+    monkeypatch.setattr(agent_toys.Corridors, "max_cycles", 25, raising=False)
+    assert env_spec_and_limit(config)[1] == 25
+    assert env_spec_and_limit(replace(config, max_episode_steps=7))[1] == 7
 
 
 def test_a_time_limit_truncates_all() -> None:

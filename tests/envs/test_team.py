@@ -41,6 +41,32 @@ def test_a_step_has_what_all_see_do_and_get() -> None:
     assert seen["state"].tolist() == [1, 3]
 
 
+def test_each_agent_sees_what_it_did_last() -> None:
+    env = TeamEnv(agent_toys.Corridors({"a": 1, "b": 3}), "corridors", show_last_action=True)
+    seen, _ = env.reset()
+    assert seen["agents"]["last_action"].tolist() == [[0, 0], [0, 0]]
+    assert env.observation_space.contains(seen)
+    seen, *_ = env.step(np.array([0, 1]))
+    assert seen["agents"]["last_action"].tolist() == [[1, 0], [0, 1]]
+    assert seen["agents"]["obs"][:, 0].tolist() == [0, 1]
+    seen, *_ = env.step(np.array([1, 0]))
+    assert seen["agents"]["last_action"].tolist() == [[0, 0], [1, 0]], "a has ended"
+    assert not env.reset()[0]["agents"]["last_action"].any()
+
+
+def test_masks_are_no_part_of_what_an_agent_is_shown_with_its_last_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_toys, "parallel_env", Fallers)
+    env = make_vector(EnvConfig(env="agent_toys:parallel_env", team=True, show_last_action=True), 2, 0)
+    assert {name for name in env.spec.observation if name.startswith(TEAM)} == {
+        f"{TEAM}/observation",
+        f"{TEAM}/last_action",
+    }
+    actions = env.reset()[ACTION_MASK].reshape(2, 3, 3).argmax(axis=2)
+    seen = env.step(actions).observation
+    np.testing.assert_array_equal(seen[f"{TEAM}/last_action"].argmax(axis=2), actions)
+    env.close()
+
+
 def test_it_is_truncated_where_the_last_agent_is() -> None:
     env = corridors(limit=2)
     env.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from apexrl.presets.choice import AUTO, FAST_STEP_SECONDS, choose
 from apexrl.report.plain_lines import title
 from apexrl.run.folder import make_summary
 from apexrl.run.status import RunStatus
-from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.spec import PRESENT, TEAM, ActionSpec, EnvSpec, Field
 from apexrl.topologies.validation import validate
 
 ONES = np.ones(3, np.float32)
@@ -442,6 +443,18 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
         steps[kind] = found["unroll_length"] * found["batch_size"]
         assert found["batch_size"] == found["envs_per_actor"]
     assert steps == {"discrete": 128, "box": 32}
+
+
+@pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (25, 0.96), (125, 0.99)])
+def test_values_of_several_agents_look_no_farther_than_an_episode(limit: int | None, gamma: float) -> None:
+    spec = replace(facts().spec, agents=("first", "second"))
+    team = {TEAM: Field((2, 4), "float32"), PRESENT: Field((2,), "int8")}
+    for agent, seen in (("ppo", spec), ("dqn", spec), ("qmix", EnvSpec(team, ActionSpec(shape=(2,), nvec=(2, 2))))):
+        found = default_settings.default_settings(agent, "apex", EnvFacts(seen, limit))
+        assert found["gamma"] == pytest.approx(gamma)
+    alone = default_settings.default_settings("ppo", "impala", facts()._replace(time_limit=limit))
+    assert alone["gamma"] == 0.99
+    assert default_settings.default_settings("bbf", "apex", EnvFacts(spec, limit))["gamma"] == 0.99, "it has a schedule"
 
 
 @pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (500, 0.99), (1_000, 0.995)])

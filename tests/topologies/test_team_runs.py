@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 import agent_toys
 from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.envs.team_games import CueGame
 from apexrl.errors import ConfigError, EnvError
 from apexrl.launch import launch
 from apexrl.topologies.validation import validate
@@ -45,6 +48,30 @@ def test_with_a_memory_they_know_what_a_cue_said(agent: str, topology: str, tmp_
     own |= {"sequence_length": 2, "sequence_stride": 2, "burn_in": 0, "min_size": 100, "env_steps": 3_000}
     own |= {"updates_per_step": 0.125, "learning_rate": 5e-3, "eval_episodes": 20}
     assert launch(run(topology, agent, tmp_path, **own), [])["last_weights_return"] == 8.0
+
+
+class Repeats(CueGame):
+    """Masks choose the first action, which networks do not see; who repeats it at the second step is paid."""
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        mask = gym.spaces.MultiBinary(2)
+        return gym.spaces.Dict({"step": gym.spaces.Box(0.0, 1.0, (1,), np.float32), "action_mask": mask})
+
+    def _seen(self) -> dict[str, Any]:
+        mask = np.ones(2, np.int8) if self._ends else np.eye(2, dtype=np.int8)[self._place]
+        return {agent: {"step": np.float32([self._ends]), "action_mask": mask} for agent in self.possible_agents}
+
+
+@pytest.mark.parametrize(("agent", "memory"), [("vdn", "none"), pytest.param("qmix", "gru", marks=pytest.mark.long)])
+def test_they_know_what_they_did_last(agent: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team that does not earns 4."""
+    monkeypatch.setattr(agent_toys, "parallel_env", Repeats)
+    own: dict[str, Any] = {"env": "agent_toys:parallel_env", "show_state": False, "show_last_action": True}
+    own |= {"env_steps": 2_000, "updates_per_step": 0.125, "learning_rate": 5e-3, "eval_episodes": 20}
+    if memory != "none":
+        own |= {"memory": memory, "recurrent_units": 16, "hidden": (16,), "batch_size": 16, "min_size": 100}
+        own |= {"sequence_length": 2, "sequence_stride": 2, "burn_in": 0}
+    assert launch(run("apex", agent, tmp_path, **own), [])["last_weights_return"] == 8.0
 
 
 @pytest.mark.parametrize("topology", ["seed", "gorila"])

@@ -43,7 +43,7 @@ from apexrl.losses import (
 )
 from apexrl.networks.distributions import Categorical, Distribution, Gaussian, Hybrid
 from apexrl.networks.memory import State as MemoryState
-from apexrl.networks.policy_value import PolicyValue
+from apexrl.networks.policy_value import SMALL_VALUE_GAIN, PolicyValue
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
 from apexrl.spec import GLOBAL_STATE, Array, EnvSpec, Field
 
@@ -138,6 +138,7 @@ class ActorCritic:
                 config.separate_values and choice is None,
                 layer_choice(config),
                 config.central_value,
+                SMALL_VALUE_GAIN if config.central_value and config.normalize_returns else 1.0,
             ).to(self._device)
         memory = network.recurrent.memory if network.recurrent is not None else None
         self._memory_shapes = memory.fields if memory is not None else {}

@@ -28,6 +28,11 @@ class EnvFacts(NamedTuple):
         return max((sorted(shape)[-2] for shape in images), default=0)
 
     @property
+    def several_agents(self) -> bool:
+        """Whether it is one of several agents that act at the same time."""
+        return bool(self.spec.agents) or self.spec.of_team
+
+    @property
     def categorical(self) -> bool:
         """Whether an observation is nothing but categories: ``Discrete``, ``MultiDiscrete``, or a tuple of them."""
         shown = self.spec.without_mask()

@@ -23,6 +23,8 @@ class AgentGameSettings:
     team: bool = False
     """Of an environment of several agents that act at the same time: all of them are one learner's, and get the mean of
     their rewards. A step then has what all of them see and do, as vdn and qmix learn from."""
+    show_last_action: Annotated[bool, Needs("team")] = False
+    """Adds to the observation of each agent of a team what it did last, one-hot, as last_action (as in PyMARL)."""
     learned_agents: tuple[str, ...] = ()
     """Agents that this run learns, by their names, as 'adversary_*'; others are played by policies of played_by.
     None named: all; where they take turns, another one in each game, and the others are played."""

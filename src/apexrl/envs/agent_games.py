@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -49,6 +50,18 @@ def make_game(config: EnvConfig, **more: Any) -> Any:
             "possible_agents (at least one), observation_space(agent), action_space(agent), reset() and step()"
         )
     return made
+
+
+def step_limit(config: EnvConfig) -> int | None:
+    """After how many steps an environment of several agents truncates all of them; None: it does not say. PettingZoo's
+    families say it as ``max_cycles``.
+
+    Raises:
+        ModuleNotFoundError, EnvError: as ``make_game``.
+    """
+    with closing(make_game(config)) as game:
+        limit = getattr(getattr(game, "unwrapped", game), "max_cycles", None)
+    return config.max_episode_steps or (limit if isinstance(limit, int) and limit > 0 else None)
 
 
 def kind_of(game: Any) -> Kind:
@@ -104,7 +117,8 @@ def team_env(config: EnvConfig, **more: Any) -> TeamEnv:
         EnvError: they take turns, or have no discrete actions alike; a wrapper is asked for that they have not.
     """
     name = str(config.env)
-    return TeamEnv(_first(config, "parallel", **more), name, config.show_agent, config.show_state)
+    shows = config.show_agent, config.show_state, config.show_last_action
+    return TeamEnv(_first(config, "parallel", **more), name, *shows)
 
 
 def learned_agents(config: EnvConfig, agents: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from apexrl.envs.action_masks import (
     shows_mask,
     vector_method,
 )
-from apexrl.envs.agent_games import agent_rows, seat_rows, team_env
+from apexrl.envs.agent_games import agent_rows, seat_rows, step_limit, team_env
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
@@ -155,9 +155,9 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     if name.startswith(PREFIX):
         observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
         return env_spec(observations, actions, config.stack, length_limit(config)), limit
-    if is_game(config.env) and not config.team:
+    if is_game(config.env):
         with closing(make_vector(config, 1, 0)) as vector:
-            return vector.spec, config.max_episode_steps or None
+            return vector.spec, step_limit(config)
     form = None if config.atari else _guarded_form(config)
     if form is not None and form.only:
         with closing(make_vector(config, 1, 0)) as vector:

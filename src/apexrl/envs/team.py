@@ -8,11 +8,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from apexrl.envs.agent_rows import STATE, ParallelEnv, Shown
+from apexrl.envs.agent_rows import ALONE, STATE, ParallelEnv, Shown
 from apexrl.errors import EnvError
-from apexrl.spec import ACTION_MASK, OBSERVATION, PRESENT, TEAM
+from apexrl.spec import ACTION_MASK, LAST_ACTION, OBSERVATION, PRESENT, TEAM
 
-AGENTS, THERE, MASK = (name.removeprefix(f"{OBSERVATION}/") for name in (TEAM, PRESENT, ACTION_MASK))
+AGENTS, THERE, MASK, DID = (name.removeprefix(f"{OBSERVATION}/") for name in (TEAM, PRESENT, ACTION_MASK, LAST_ACTION))
 
 
 class TeamEnv(gym.Env[dict[str, Any], Any]):
@@ -28,12 +28,20 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         name: of the environment, for errors.
         show_agent: each sees which agent it is.
         show_state: adds the state of the environment.
+        show_last_action: each sees what it did last, one-hot int8 [n] in the entry ``last_action``; zeros at first.
 
     Raises:
         EnvError: they have not.
     """
 
-    def __init__(self, env: ParallelEnv, name: str, show_agent: bool = False, show_state: bool = False) -> None:
+    def __init__(
+        self,
+        env: ParallelEnv,
+        name: str,
+        show_agent: bool = False,
+        show_state: bool = False,
+        show_last_action: bool = False,
+    ) -> None:
         self._env, self._name, self.agents = env, name, tuple(env.possible_agents)
         self._shown = Shown(env, name, self.agents, show_agent, False)
         action, each = self._shown.action_space, self._shown.observation_space
@@ -43,6 +51,13 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         self._masked = isinstance(each, gym.spaces.Dict) and MASK in each.spaces
         if self._masked:
             each = gym.spaces.Dict({key: space for key, space in each.spaces.items() if key != MASK})  # type: ignore[attr-defined]
+        self._did = np.zeros((k, self._n), np.int8)
+        self._shows_last_action = show_last_action
+        if show_last_action:
+            seen = dict(each.spaces) if isinstance(each, gym.spaces.Dict) else {ALONE: each}
+            if DID in seen:
+                raise EnvError(f"{name}: agents see {DID} already; leave --show-last-action out")
+            each = gym.spaces.Dict({**seen, DID: gym.spaces.MultiBinary(self._n)})
         self._each: gym.Space[Any] = each
         entries: dict[str, gym.Space[Any]] = {
             AGENTS: gym.vector.utils.batch_space(each, k),
@@ -66,11 +81,15 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         if not self._env.agents:
             raise EnvError(f"{self._name} has no agent after its reset()")
         self._left = set()
+        self._did[:] = 0
         return self._show(seen, self._acting()), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         acting = self._acting()
         chosen = dict(zip(self.agents, np.asarray(actions).tolist(), strict=True))
+        self._did[:] = 0
+        for number, agent in enumerate(self.agents):
+            self._did[number, chosen[agent]] = agent in acting
         answer = self._env.step({agent: chosen[agent] + self._start for agent in acting})
         seen, rewards, terminated, truncated, infos = answer
         for agent in acting:
@@ -109,6 +128,8 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
                     raise EnvError(f"{self._name} shows nothing to agent {agent!r}, which takes part")
                 one = self._shown.of(agent, seen[agent])
                 masks[number] = one[MASK] if self._masked else 1
+                if self._shows_last_action:
+                    one = {**(one if isinstance(one, dict) else {ALONE: one}), DID: self._did[number]}
             shown.append(one)
         observation = {AGENTS: _stacked(self._each, shown), THERE: np.array(there, np.int8), MASK: masks.reshape(-1)}
         return {**observation, STATE: self._env.state()} if self._state else observation  # type: ignore[attr-defined]

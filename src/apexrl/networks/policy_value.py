@@ -16,6 +16,10 @@ from apexrl.spec import EnvSpec, is_state
 Observation = Mapping[str, Tensor]
 
 POLICY_GAIN = 0.01  # of the policy head's orthogonal start: at first all actions are as good (CleanRL's PPO)
+SMALL_VALUE_GAIN = 0.01
+"""Of a central value's head, where returns are scaled to size 1 (ours). With 1, as in CleanRL, first values are as
+large as the whole return, and short episodes that are cut bootstrap from them for a long time. Other values keep 1:
+Acrobot began to learn later with less."""
 
 
 class PolicyValue(nn.Module):
@@ -33,6 +37,7 @@ class PolicyValue(nn.Module):
         separate: the value has a trunk of its own; not with a memory.
         central: so it has, with a memory too, and it alone sees the state of the environment; it has no memory.
         choice: which layers encoders have.
+        value_gain: of the value head's orthogonal start.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class PolicyValue(nn.Module):
         separate: bool = False,
         choice: LayerChoice = PLAIN,
         central: bool = False,
+        value_gain: float = 1.0,
     ) -> None:
         super().__init__()
         assert not (separate and memory), "values with a memory of their own would need its state"
@@ -67,7 +73,7 @@ class PolicyValue(nn.Module):
         self.free = nn.Parameter(torch.zeros(free)) if free else None
         self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
         self.value = nn.Linear(features if value_trunk is None else value_trunk.features, 1)
-        nn.init.orthogonal_(self.value.weight)
+        nn.init.orthogonal_(self.value.weight, value_gain)
         nn.init.zeros_(self.value.bias)
 
     @property

@@ -77,7 +77,7 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
                 f"{flag(setting)} is for an environment of several agents, package.module:parallel_env or "
                 "package.module:env: leave it out"
             )
-        if config.env.team and setting not in {*shown, "team"}:
+        if config.env.team and setting not in {*shown, "show_last_action", "team"}:
             raise ConfigError(
                 f"{flag(setting)} means nothing with --team, where one learner has all agents: leave one out"
             )
