@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 ALGORITHMS = ("impala", "appo")
 MEASURES = tuple(name for name in SETTINGS if name != "goal")
 HOME, OURS, THEIRS = "apexrl, one machine without Ray", "apexrl, Ray nodes", "RLlib, Ray nodes"
+RATES_OF = ("steps_per_second", "steps_per_processor_second")
 BARS = ((OURS, THEIRS, 2.0), (OURS, HOME, 0.9))
 
 
@@ -58,21 +59,23 @@ def measured(algorithm: str, measure: str, options: argparse.Namespace) -> dict[
 
 
 def rows(algorithm: str, measure: str, results: dict[str, list[Result]]) -> list[list[str]]:
-    """Of the table: everybody's rate, then the ratios and their bars, which a failed run misses."""
+    """Of the table: everybody's rates, then the ratios and their bars, which a failed run misses."""
     what = [algorithm, "–".join(map(str, SETTINGS[measure][algorithm].case.hidden))]
+    done = {name: [result for result in each if "failure" not in result] for name, each in results.items()}
     rates = {
-        name: [float(result["steps_per_second"]) for result in each if "failure" not in result]
-        for name, each in results.items()
+        name: [[float(result[rate]) for result in each if rate in result] for rate in RATES_OF]
+        for name, each in done.items()
     }
     lines = []
     for name, each in results.items():
-        figure = report.spread(rates[name]) if rates[name] else "–"
-        lines.append([*what, name, f"{len(rates[name])} of {len(each)}", figure, ""])
+        figures = [report.spread(values) if values else "–" for values in rates[name]]
+        lines.append([*what, name, f"{len(done[name])} of {len(each)}", *figures, ""])
     for ours, theirs, bar in BARS:
-        if len(rates[ours]) == len(rates.get(theirs, [])) == len(results[ours]):
-            whole, text = report.ratio(rates[ours], rates[theirs])
-            verdict = f"≥ {bar:g}×: {'met' if whole >= bar else 'missed'}"
-            lines.append([*what, f"{ours} / {theirs}", "", text, verdict])
+        if len(done[ours]) == len(done.get(theirs, [])) == len(results[ours]):
+            pairs = list(zip(rates[ours], rates[theirs], strict=True))
+            texts = [report.ratio(*pair)[1] if len(pair[0]) == len(pair[1]) > 0 else "–" for pair in pairs]
+            verdict = f"≥ {bar:g}×: {'met' if report.ratio(*pairs[0])[0] >= bar else 'missed'}"
+            lines.append([*what, f"{ours} / {theirs}", "", *texts, verdict])
     return lines
 
 
@@ -110,8 +113,9 @@ def main() -> None:
         f"{report.machine()}; {report.versions('apexrl', 'ray', 'torch', 'gymnasium')}; "
         f"beside {'; '.join(told.values()) or '–'}.\n"
         f"CartPole-v1, {options.learners} learners that average their gradients, each with batches of 1,024 steps; "
-        "Ray has as many nodes, all on this machine. Steps that learners have learned from, as they say. Median "
-        "(least–greatest) of rounds in turn.\n\n"
+        "Ray has as many nodes, all on this machine. Steps that learners have learned from, as they say: a second, and "
+        "a second of processor time of all processes. Median (least–greatest) of rounds in turn.\n\n"
     )
-    text += report.table(["algorithm", "layers", "contestant", "runs", "steps consumed per second", "bar"], lines)
+    head = ["algorithm", "layers", "contestant", "runs", "steps/s", "steps a processor second", "bar, of steps/s"]
+    text += report.table(head, lines)
     report.save("ray-learners-quick" if options.quick else "ray-learners", text, results, None, options.out)
