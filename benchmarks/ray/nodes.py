@@ -59,10 +59,13 @@ class Nodes:
 
     def _start(self, **how: Any) -> None:
         """Ray gives a node 30 seconds, which a busy machine may not have for it at once."""
-        try:
-            node = self._cluster.add_node(wait=False, **how)
-        except Exception:
-            node = self._cluster.add_node(wait=False, **how)
+        for tries_left in (2, 1, 0):
+            try:
+                node = self._cluster.add_node(wait=False, **how)
+                break
+            except Exception as error:
+                if not tries_left:
+                    raise processes.Failed(f"a node of Ray did not start, three times: {error}") from error
         self._cluster._wait_for_node(node, timeout=120)  # type: ignore[no-untyped-call]
 
     def lose(self, node_id: str) -> None:
