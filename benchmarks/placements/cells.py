@@ -21,7 +21,8 @@ __all__ = ["LEARNERS", "PLACEMENTS", "RUNNING", "Cell", "killed_role", "run", "s
 
 Cell = tuple[str, str]
 
-RUNNING: list[Cell] = [cell for cell, how in CELLS.items() if not how.reason]
+RUNNING: list[Cell] = [cell for cell, how in CELLS.items() if not how.reason and cell[0] != "offline"]
+"""``offline`` makes no steps: it learns from a dataset, and is not in this table."""
 TOKEN = "a-token-of-this-benchmark"
 HOSTS = ("host-1", "host-2")
 NODE_CPUS = 2
@@ -109,9 +110,16 @@ def placed(cell: Cell, folder: Path, address: str = "") -> Iterator[dict[str, An
             # an actor, a shard and the learner take parts of a processor: the nodes share those of this machine
             parts = {"actor_cpus": 0.25, "shard_cpus": 0.25, "learner_cpus": 0.5}
             parts |= {"inference_cpus": 0.25, "wait_seconds": 90.0}
-            yield {"ray": {"address": address or stack.enter_context(_cluster()), "replay_shards": 2, **parts}}
+            yield {"ray": {"address": address or _cluster(stack), "replay_shards": 2, **parts}}
         else:
             yield {}
+
+
+def _cluster(stack: ExitStack) -> str:
+    """Address of a Ray with a head without processors and two nodes."""
+    from benchmarks.ray.nodes import nodes  # the other placements need no Ray
+
+    return stack.enter_context(nodes(2, NODE_CPUS, 100 * 2**20)).address
 
 
 def _short(stack: ExitStack) -> Path:
@@ -136,29 +144,3 @@ def _host(words: list[str], folder: Path, known: Mapping[str, str]) -> Iterator[
             raise processes.Failed(str(error)) from None
     finally:
         host.close()
-
-
-@contextmanager
-def _cluster() -> Iterator[str]:
-    """Ray with a head without processors and two nodes; answers its address."""
-    from ray.cluster_utils import Cluster
-
-    os.environ.update({"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"})
-    size = {"object_store_memory": 100 * 2**20}
-    cluster = Cluster()
-
-    def add(**how: Any) -> None:
-        """A node. Ray gives it 30 seconds, which a busy machine may not have for it at once."""
-        try:
-            node = cluster.add_node(wait=False, **how, **size)
-        except Exception:
-            node = cluster.add_node(wait=False, **how, **size)
-        cluster._wait_for_node(node, timeout=120)
-
-    try:
-        add(num_cpus=0, include_dashboard=False)
-        for _ in range(2):
-            add(num_cpus=NODE_CPUS)
-        yield str(cluster.address)
-    finally:
-        cluster.shutdown()

@@ -3,8 +3,8 @@
     python benchmarks/ray/apexrl_run.py impala --measure rate --where local      # prints one JSON object
     python benchmarks/ray/apexrl_run.py frames --measure rate --where home
 
-It is run by ``rllib.py``, ``rllib_apex.py`` and ``shards.py``. ``frames`` is Ape-X on frames of Atari's size
-(``frames_env.py``).
+It is run by ``rllib.py``, ``rllib_apex.py``, ``learners.py`` and ``shards.py``. ``frames`` is Ape-X on frames of
+Atari's size (``frames_env.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,19 @@ from apexrl.run.status import RunStatus
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.ray.cases import ALGORITHMS, CAPACITY, DQN_CASES, EPISODES, GOAL, GOALS, SETTINGS, Setting, windowed
+from benchmarks.ray.cases import (
+    ALGORITHMS,
+    CAPACITY,
+    CPUS_EACH,
+    DQN_CASES,
+    EPISODES,
+    GOAL,
+    GOALS,
+    SETTINGS,
+    Setting,
+    windowed,
+)
+from benchmarks.ray.nodes import nodes
 from benchmarks.topologies.apexrl_run import Consumption, configured
 from benchmarks.topologies.cases import Case
 
@@ -97,6 +110,8 @@ def main() -> None:
     parser.add_argument("--where", default="local", help="home: without Ray; else an address of Ray's (default: local)")
     parser.add_argument("--case", choices=DQN_CASES, default="rate", help="(rate of dqn) network and batch")
     parser.add_argument("--shards", type=int, default=1, help="of the replay, on Ray")
+    parser.add_argument("--learners", type=int, default=1, help="(rate of impala, appo) that make updates together")
+    parser.add_argument("--nodes", type=int, default=1, help="of Ray with a learner each; more than one: of its own")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds, other than the case's")
     parser.add_argument("--window", type=float, default=0.0, help="seconds, other than the case's")
@@ -105,20 +120,28 @@ def main() -> None:
     options = parser.parse_args()
     if options.case != "rate" and (options.algorithm, options.measure) != ("dqn", "rate"):
         parser.error("--case is for rates of dqn")
+    if options.learners < options.nodes:
+        parser.error("--nodes want a learner each")
     os.environ.update(QUIET)
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)  # nodes import frames_env from there
-    where: dict[str, Any] = {}
-    if options.where != "home":
-        where["placement"] = Ray(options.where, replay_shards=options.shards, wait_seconds=60.0)
-    name = options.algorithm
-    with tempfile.TemporaryDirectory() as out:
+    name, learners = options.algorithm, options.learners
+    with ExitStack() as stack:
+        out = stack.enter_context(tempfile.TemporaryDirectory())
+        where: dict[str, Any] = {}
+        if options.where != "home" or options.nodes > 1:
+            address = (
+                stack.enter_context(nodes(options.nodes, CPUS_EACH)).address if options.nodes > 1 else options.where
+            )
+            shards = max(options.shards, learners)
+            where["placement"] = Ray(address, replay_shards=shards, learner_nodes=options.nodes, wait_seconds=60.0)
         if options.measure != "goal":
             setting = Setting(FRAMES) if name == "frames" else SETTINGS[options.measure][name]
             setting = DQN_CASES[options.case] if options.case != "rate" else setting
             setting = windowed(setting, options.warm_up, options.window)
             watch = Rates(setting.case)
             config = rate_config(name, setting, options.seed, out, options.units)
+            config = convert.override(config, {"learners": learners}) if learners > 1 else config
             summary = run(config, observers=[watch], **where).summary
             result = watch.result() | {"restarts": summary["restarts"]}
         else:

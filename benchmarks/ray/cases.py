@@ -1,4 +1,6 @@
-"""What apexrl and RLlib are given alike by ``rllib.py``, ``rllib_apex.py``. Both interpreters: standard library only.
+"""What apexrl and RLlib are given alike by ``rllib.py``, ``rllib_apex.py``, ``learners.py``.
+
+Both interpreters: standard library only.
 
 | | rate | goal |
 | --- | --- | --- |
@@ -26,6 +28,7 @@ ALGORITHMS = ("impala", "appo", "dqn")
 GOAL = 475.0
 EPISODES = 10  # of one evaluation
 CAPACITY, ALPHA, BETA, N_STEP = 100_000, 0.6, 0.4, 3
+CPUS_EACH = 3  # that Ray is told each of several nodes has: none has room for all processes of either
 
 
 @dataclass(frozen=True)

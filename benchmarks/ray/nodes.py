@@ -36,20 +36,37 @@ QUIET = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Nodes:
-    """A head and some nodes on this machine."""
+    """A head without processors and some nodes, on this machine.
 
-    def __init__(self, stores: int = 150 * 2**20) -> None:
+    Args:
+        count: of nodes beside the head.
+        cpus: processors that Ray is told a node has.
+        stores: bytes of each object store.
+    """
+
+    def __init__(self, count: int = NODES, cpus: int = CPUS, stores: int = 150 * 2**20) -> None:
         from ray.cluster_utils import Cluster
 
-        self._stores = stores
-        head = {"num_cpus": 0, "object_store_memory": stores, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.address = str(self._cluster.address)
-        for _ in range(NODES):
-            self.add()
+        self._cluster = Cluster()
+        try:
+            self._start(num_cpus=0, object_store_memory=stores, include_dashboard=False)
+            self.address = str(self._cluster.address)
+            for _ in range(count):
+                self._start(num_cpus=cpus, object_store_memory=stores)
+        except BaseException:
+            self.close()
+            raise
 
-    def add(self) -> None:
-        self._cluster.add_node(num_cpus=CPUS, object_store_memory=self._stores)
+    def _start(self, **how: Any) -> None:
+        """Ray gives a node 30 seconds, which a busy machine may not have for it at once."""
+        for tries_left in (2, 1, 0):
+            try:
+                node = self._cluster.add_node(wait=False, **how)
+                break
+            except Exception as error:
+                if not tries_left:
+                    raise processes.Failed(f"a node of Ray did not start, three times: {error}") from error
+        self._cluster._wait_for_node(node, timeout=120)  # type: ignore[no-untyped-call]
 
     def lose(self, node_id: str) -> None:
         """Kill every process of a node, as if its machine had gone."""
@@ -61,10 +78,10 @@ class Nodes:
 
 
 @contextmanager
-def nodes() -> Iterator[Nodes]:
+def nodes(count: int = NODES, cpus: int = CPUS, stores: int = 150 * 2**20) -> Iterator[Nodes]:
     """They are gone afterwards."""
     os.environ.update(QUIET)
-    made = Nodes()
+    made = Nodes(count, cpus, stores)
     try:
         yield made
     finally:

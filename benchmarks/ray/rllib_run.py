@@ -14,12 +14,26 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.ray.cases import ALGORITHMS, ALPHA, BETA, CAPACITY, EPISODES, GOAL, N_STEP, SETTINGS, Setting, windowed
+from benchmarks.ray.cases import (
+    ALGORITHMS,
+    ALPHA,
+    BETA,
+    CAPACITY,
+    CPUS_EACH,
+    EPISODES,
+    GOAL,
+    N_STEP,
+    SETTINGS,
+    Setting,
+    windowed,
+)
+from benchmarks.ray.nodes import nodes
 from benchmarks.topologies.cases import Counted
 from benchmarks.topologies.rllib_run import configured, trained
 
@@ -96,6 +110,7 @@ def main() -> None:
     parser.add_argument(
         "--learners", type=int, default=1, help="learner processes; 0: in the driver (default: RLlib's)"
     )
+    parser.add_argument("--nodes", type=int, default=1, help="of Ray (default: 1)")
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds, other than the case's")
     parser.add_argument("--window", type=float, default=0.0, help="seconds, other than the case's")
     parser.add_argument("--minutes", type=float, default=10.0, help="that the goal may take")
@@ -108,11 +123,15 @@ def main() -> None:
     goal = options.measure == "goal"
     setting = windowed(SETTINGS[options.measure][options.algorithm], options.warm_up, options.window)
     found: dict[str, Any]
-    with tempfile.TemporaryDirectory() as folder:
-        ray.init(
-            num_cpus=setting.case.workers + 3, object_store_memory=300 * 2**20, include_dashboard=False,
-            log_to_driver=False, _temp_dir=folder,
-        )  # fmt: skip
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if options.nodes > 1:
+            ray.init(stack.enter_context(nodes(options.nodes, CPUS_EACH)).address, log_to_driver=False)
+        else:
+            ray.init(
+                num_cpus=setting.case.workers + 3, object_store_memory=300 * 2**20, include_dashboard=False,
+                log_to_driver=False, _temp_dir=folder,
+            )  # fmt: skip
         algorithm = made(options.algorithm, setting, options.seed, options.learners, goal).build_algo()
         built = time.monotonic()
         if goal:

@@ -12,6 +12,7 @@ QUESTIONS = {
     "scale": "Ape-X at the paper's scale: what gives way first, at how many times its rates?",
     "shards": "Do several shards draw as one replay, and how fast are they?",
     "rllib": "How many steps learned from, and how soon is CartPole solved, beside RLlib?",
+    "learners": "How many steps do learners on two nodes learn from, beside one machine's and RLlib's?",
     "rllib_apex": "How fast is Ape-X on Ray, beside RLlib's old Ape-X?",
 }
 

@@ -20,7 +20,10 @@ default network, 256–256.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -67,15 +70,19 @@ class Counted:
     def __init__(self, case: Case) -> None:
         self._case = case
         self.series: list[tuple[float, float]] = []  # monotonic seconds, environment steps learned from
+        self._used: list[tuple[float, float, float]] = []  # the same, at most once a second, and processor seconds
 
     def add(self, now: float, steps: float) -> bool:
         """Enter the counter; True when the window is over."""
         if steps and (not self.series or steps > self.series[-1][1]):
             self.series.append((now, steps))
+            if not self._used or now >= self._used[-1][0] + 1.0:
+                self._used.append((now, steps, processor_seconds()))
         return bool(self.series) and now > self.series[0][0] + self._case.warm_up + self._case.window
 
     def result(self) -> dict[str, Any]:
-        """Steps a second between the first and the last time within the window that the counter moved.
+        """Steps a second between the first and the last time within the window that the counter moved, and a second of
+        the processor time of this process and all that descend from it.
 
         Raises:
             SystemExit: it moved less than twice.
@@ -86,4 +93,23 @@ class Counted:
             raise SystemExit(f"the counter of steps learned from moved {len(inside)} times in the window: too short")
         (first, low), (last, high) = inside[0], inside[-1]
         rate = (high - low) / (last - first)
-        return {"steps_per_second": rate, "seconds": last - first, "moved": len(inside), "case": asdict(self._case)}
+        found = {"steps_per_second": rate, "seconds": last - first, "moved": len(inside), "case": asdict(self._case)}
+        used = [point for point in self._used if first <= point[0] <= last]
+        if len(used) > 1:
+            found["steps_per_processor_second"] = (used[-1][1] - used[0][1]) / (used[-1][2] - used[0][2])
+        return found
+
+
+def processor_seconds() -> float:
+    """Of this process and of all living ones that descend from it."""
+    parents, spent = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                spent[int(entry.name)] = int(fields[11]) + int(fields[12])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(spent.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")

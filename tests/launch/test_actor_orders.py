@@ -186,14 +186,9 @@ def test_a_main_process_that_does_not_answer_is_not_waited_for_for_ever(tmp_path
     assert scale(folder.path, 3) == (1, "RUN was asked to go on with 3 actors, and has not answered within 0 s\n")
 
 
-@pytest.mark.parametrize(
-    ("settings", "file", "why"),
-    [({"serial": True}, "", "--serial"), ({}, "ray.json", "on Ray it follows"), ({}, "", "another version")],
-)
-def test_launchers_that_scale_nothing_are_named(tmp_path: Path, settings: dict[str, Any], file: str, why: str) -> None:
+@pytest.mark.parametrize(("settings", "why"), [({"serial": True}, "--serial"), ({}, "another version")])
+def test_launchers_that_scale_nothing_are_named(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
     folder = RunFolder.create(convert.override(Config(name="run", out=str(tmp_path)), settings))
-    if file:
-        (folder.path / file).write_text("{}")
     worker_list.write(folder.path, [], lambda: None)
     with pytest.raises(ConfigError, match=why):
         scale_run.scale(folder.path, 2)

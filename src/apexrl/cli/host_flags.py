@@ -175,7 +175,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Scale:
-    """Change the number of actors of a run on this machine, or of one host or all hosts of a run over Redis.
+    """Change the number of actors of a run in a folder, on this machine or on Ray, or of hosts of a run over Redis.
 
     A run in a folder starts more, or lets some end, and has that number whenever it is resumed, too. It may have as
     many as it began with, or as its --actor-slots say.

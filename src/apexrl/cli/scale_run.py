@@ -1,4 +1,4 @@
-"""``apexrl scale RUN``: another number of actors for a run on this machine, while it goes on."""
+"""``apexrl scale RUN``: another number of actors for a run in a folder, while it goes on."""
 
 from __future__ import annotations
 
@@ -83,6 +83,4 @@ def _ended(folder: RunFolder) -> str:
 
 
 def _other_launcher(folder: RunFolder) -> str:
-    if folder.ray_path.exists():
-        return "on Ray it follows the cluster (--actors MIN:MAX)"
     return "all of it is one process (--serial)" if folder.config().serial else "another version of apexrl trains it"

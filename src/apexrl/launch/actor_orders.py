@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from apexrl.launch.run_ledger import Ledger
-from apexrl.launch.worker_slots import Slot, staff
+from apexrl.launch.slot_state import SlotState
 from apexrl.run import actor_order
 from apexrl.run.actor_order import ActorNumbers
 from apexrl.topologies.program import Node, Program
 from apexrl.topologies.queue_links import queue_names
 
 _ELSEWHERE = "apexrl scale HOST|all --actors N --redis URL --run NAME changes those of other hosts"
+_SlotT = TypeVar("_SlotT", bound=SlotState)
 
 
-class ActorOrders:
-    """Call it at every tick of the supervisor; it never waits.
+class ActorOrders(Generic[_SlotT]):
+    """Call it at every tick of a supervisor or driver; it never waits.
 
     An order outlives the supervisor: a resumed run begins with the number that was ordered last. Where the run goes on
     without an actor that fails always, one that rests takes its place.
+
+    Args:
+        slots: of all roles.
+        staff: ``staff(slots, count, now)`` lets ``count`` of these slots serve.
+        least: actors that may be ordered; 0: as the role says.
     """
 
-    def __init__(self, program: Program, slots: Sequence[Slot], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        program: Program,
+        slots: Sequence[_SlotT],
+        ledger: Ledger,
+        staff: Callable[[Sequence[_SlotT], int, float], None],
+        least: int = 0,
+    ) -> None:
         node = actors_of(program)
         self._fixed = why_fixed(program, node)
-        self._slots = [slot for slot in slots if slot.node is node]
+        self._slots = [slot for slot in slots if node is not None and slot.node.name == node.name]
+        self._staff = staff
         self._wanted = 0 if node is None else node.count
-        self._least = 0 if node is None else max(1, node.least)
+        self._least = 0 if node is None else max(1, least, node.least)
         self._ledger = ledger
         self._heard = 0  # the order that was heeded, or refused
         self._told: tuple[int, int] | None = None  # how many serve, of how many that can
@@ -38,7 +53,7 @@ class ActorOrders:
         left = [slot for slot in self._slots if not slot.gone]
         wanted = min(self._wanted, len(left))
         if not self._fixed and wanted != sum(not slot.resting for slot in left):
-            staff(left, wanted, now)
+            self._staff(left, wanted, now)
         serving = sum(not slot.resting for slot in left), len(left)
         if serving != self._told:
             self._told = serving

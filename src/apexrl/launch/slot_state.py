@@ -21,6 +21,8 @@ class SlotState:
         self.patience = RestartBudget(node.restarts)
         self.generation = -1
         self.gone = False  # given up on, or ended in good order
+        self.resting = False  # nobody is to serve here at present
+        self.leaving_since: float | None = None  # monotonic seconds at which the present generation was asked to end
         self.restarts = 0  # generations that followed upon a failure
         self.restart_at = 0.0  # monotonic seconds of the next start, while there is no worker
         self.errors: list[dict[str, Any]] = []  # the `error` messages of this generation
@@ -29,6 +31,7 @@ class SlotState:
         self.kill_at = 0.0  # monotonic seconds, if it hangs: until then its stacks are written
         self._rate = RateMeter()
         self._work_at_birth = 0
+        self._left = True  # whether the last generation ended because it was asked to, or there was none
 
     @property
     def headline(self) -> str:

@@ -27,7 +27,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import Assignment, log_labels, work
-from apexrl.launch.worker_slots import Slot, slot_seed
+from apexrl.launch.worker_slots import Slot, slot_seed, staff
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
 from apexrl.links.local.role_context import WorkerIdentity
@@ -149,7 +149,7 @@ class Supervisor:
                 self._slots.append(Slot(node, index, lease, board, len(self._slots), ledger.folder.path))
                 self._slots[-1].resting = position >= node.count
         tune = AutoTune(program, self._slots, board, wiring, ledger) if self._config.wiring.autotune else None
-        orders = ActorOrders(program, self._slots, ledger)
+        orders = ActorOrders(program, self._slots, ledger, staff)
         ticked = shown = -1.0
         while not all(slot.gone for slot in self._slots):
             tick = _TICK_SECONDS if ledger.started else _FIRST_TICK_SECONDS

@@ -48,13 +48,10 @@ class Slot(SlotState):
         self.row = board.row(row)
         self.ticket = -1  # of the present generation at the fork server
         self.alive = False
-        self.resting = False  # nobody is to serve here at present
-        self.leaving_since: float | None = None  # monotonic seconds at which the present generation was asked to end
         self.stalled = False  # it hangs outside of environment calls
         self.pid = 0  # of the present generation, once it is born
         self.channel: socket.socket | None = None
         self.log_path = folder / "logs" / f"{self.name}.log"
-        self._left = True  # whether the last generation ended because it was asked to, or there was none
         self._born_at = 0.0
         self._oom_kills_at_birth = 0
         self._starved = False  # the kernel killed the last generation for lack of memory

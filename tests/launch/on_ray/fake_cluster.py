@@ -50,7 +50,8 @@ class Coming:
 
 @dataclass
 class Process:
-    """An actor; ``never`` lists what it does not answer, ``fails`` what it answers once with an error."""
+    """An actor; ``never`` lists what it does not answer, ``fails`` what it answers once with an error. One that is
+    ``deaf`` goes on when it is told to stop."""
 
     kind: type
     place: int
@@ -60,6 +61,7 @@ class Process:
     quiet: float = 0.0  # seconds since its loop went on, as it says
     met: dict[int, Any] = field(default_factory=dict)
     killed: bool = False
+    deaf: bool = False
     refused: dict[int, str] = field(default_factory=dict)
     unanswered: list[Coming] = field(default_factory=list)
     living: Coming = field(default_factory=Coming)
@@ -95,7 +97,7 @@ class Process:
             return Coming(Look({}, 1, 0, dict(self.refused)))
         if method == "poll":
             self.asked += 1
-            if arguments[0].stop != RUN:
+            if arguments[0].stop != RUN and not self.deaf:
                 self.living.value = (Report({"env_steps": self.asked}, pid=1, status=0),)
             return Coming(Report({"env_steps": self.asked}, pid=1, state="acting", quiet_seconds=self.quiet))
         if method == "stacks":
@@ -227,9 +229,9 @@ def run(
     links: dict[str, Any] = {"replay": replay, "weights": whole.weights(8)}
     if asks:
         links = {"inference": whole.link(InferenceLink.make)}
-    whole.role(Learner, **links, restarts=5)
     fragile: dict[str, Any] = {"restarts": restarts, "env_timeout": env_timeout, "least": least, "moves": True}
-    whole.role(Actor, count=most_actors(config), **links, deeds={}, **fragile)
+    whole.role(Actor, count=most_actors(config), most=most_actors(config), **links, deeds={}, **fragile)
+    whole.role(Learner, **links, restarts=5)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
     folder = RunFolder.create(config)

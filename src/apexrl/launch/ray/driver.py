@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from apexrl.config import Config
 from apexrl.config.placement import Ray
 from apexrl.errors import WorkerError
+from apexrl.launch.actor_orders import ActorOrders
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import fatal_error
 from apexrl.launch.ray import run_totals
@@ -24,7 +25,7 @@ from apexrl.launch.ray.learner_record import LearnerRecord
 from apexrl.launch.ray.preflight import HELLO_SECONDS, receive, reserve
 from apexrl.launch.ray.ray_actors import News, RayAssignment, Report, RoleProcess
 from apexrl.launch.ray.ray_metrics import RayMetrics
-from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, groups_of
+from apexrl.launch.ray.ray_slots import ActorGroup, RaySlot, groups_of, in_turn, staff
 from apexrl.launch.ray.role_output import OutputGathering
 from apexrl.launch.restart_budget import Ending
 from apexrl.launch.run_ledger import Ledger
@@ -107,12 +108,15 @@ class Driver:
         self._control = GroupControl(
             self._cluster, self._placement, self._plan, self._groups, self._growth, sampling(program), ledger
         )
+        grows = self._plan.most > self._plan.least
+        orders = ActorOrders(program, in_turn(self._groups[1:]), ledger, staff, self._plan.least if grows else 0)
         shown = polled = -1.0
         while not all(slot.gone for slot in self._slots()):
             self._sleep()
             now = time.monotonic()
             self._heed_interrupts()
             if self._stop_at is None:
+                orders.step(now)
                 self._growth.step(now)
             if self._record is not None and self._record.lost(self._come):
                 self._begin_record(self._record, now)
@@ -168,10 +172,12 @@ class Driver:
             return
         if not self._control.hear(group, self._come, now):
             return
+        if self._stop_at is None:
+            self._control.dismiss(group, now)
         for slot in group.slots:
             if slot.handle is not None:
                 self._hear(group, slot, now)
-            elif not slot.gone and now >= slot.restart_at and self._may_begin(group, slot):
+            elif not (slot.gone or slot.resting) and now >= slot.restart_at and self._may_begin(group, slot):
                 self._begin(group, slot, now)
 
     def _may_begin(self, group: ActorGroup, slot: RaySlot) -> bool:
@@ -257,6 +263,8 @@ class Driver:
             slot.hung, slot.kill_at = why, now + DUMP_SECONDS
             self._hung_calls += "--env-timeout" in why
             slot.stacks = slot.handle.stacks.remote()
+        elif slot.leaving_since is not None and now > slot.leaving_since + slot.grace(hurry=False):
+            kill(slot.handle)
         if self._stop_at is not None and now > self._stop_at + slot.grace(self._word == HURRY):
             self._ledger.tell(f"{slot.name} did not stop in time and was killed", "warning")
             kill(slot.handle)
@@ -298,6 +306,7 @@ class Driver:
     ) -> None:
         """Handle the end of a worker, with ``status`` or (None) killed. ``sure``: its process is certainly gone."""
         kill(slot.handle)  # an unreachable process may still run, and write checkpoints
+        leaving = slot.leaving_since is not None
         if status is None and group.up:
             self._output.ask(slot.name, group.memory, slot.report.printed.places)
         slot.end(now, ending, why, sure)
@@ -315,6 +324,10 @@ class Driver:
         fatal = fatal_error(slot.name, slot.errors)
         if fatal is not None:
             self._control.give_up(group, fatal, now)
+        elif leaving:
+            if slot.last_error:
+                self._ledger.tell(f"{slot.name} did not leave in good order: {slot.headline}", "warning")
+                slot.last_error = ""
         elif (failure := slot.role_failure(role)) is not None:
             self._control.fail(failure)
         elif slot.patience.exhausted:
@@ -368,7 +381,8 @@ class Driver:
         return int(base) + self._sums[counter]
 
     def _news(self, slot: RaySlot) -> News:
-        return News(self._word, self._others(slot), slot.report.said_at, self._env_change)
+        word = STOP if slot.leaving_since is not None and self._word == RUN else self._word
+        return News(word, self._others(slot), slot.report.said_at, self._env_change)
 
     def _others(self, slot: RaySlot) -> dict[str, int]:
         return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}

@@ -36,12 +36,13 @@ class ElasticGroups:
         self._groups = groups
         self._tell = tell
         self._room: set[int] = set()
+        self._bundles = {group.number: bundle for group, bundle in zip(groups, bundles, strict=True) if group.optional}
+        self._left: set[int] = set()  # whose resources are not asked for
         self._looked = -1e9
         self._enough = False
         self._most = 0  # actors that were at work at once
-        for group, bundle in zip(groups, bundles, strict=True):
-            if group.optional:
-                cluster.want(group.number, bundle)  # for as long as the run lasts: a cluster that grows by itself does
+        for number, bundle in self._bundles.items():
+            cluster.want(number, bundle)  # for as long as the run lasts: a cluster that grows by itself does
 
     def step(self, now: float) -> None:
         """Look what there is room for, and who is there."""
@@ -49,16 +50,28 @@ class ElasticGroups:
             return
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
+            self._follow_orders()
             self._room = self._cluster.room()
         self._count()
 
     def may_begin(self, group: ActorGroup) -> bool:
-        """Whether Ray has resources for it, as far as is known."""
-        return not group.optional or group.number in self._room
+        """Whether Ray has resources for it, as far as is known, and somebody is to act there."""
+        return not group.optional or (group.number in self._room and not group.resting)
 
     def leave(self, group: ActorGroup) -> None:
-        """Do without a group for good."""
+        """Do without a group: for good where it is given up, else until its actors are called."""
         self._cluster.give_back(group.number)
+        self._room.discard(group.number)
+        self._left.add(group.number)
+
+    def _follow_orders(self) -> None:
+        """Ask for the resources of groups whose actors are called again, and for none where all of them rest."""
+        for group in self._groups:
+            if group.resting and group.memory is None and group.number not in self._left:
+                self.leave(group)
+            elif group.number in self._left and not group.resting and not all(slot.gone for slot in group.slots):
+                self._left.remove(group.number)
+                self._cluster.want(group.number, self._bundles[group.number])
 
     def _count(self) -> None:
         """Say when actors come beyond those before, and when fewer are left than the run asked for."""

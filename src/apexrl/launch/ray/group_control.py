@@ -120,7 +120,7 @@ class GroupControl:
     def present_slots(self) -> list[RaySlot]:
         """Slots that have a worker, or will have one again."""
         groups = [group for group in self._groups if not group.absent]
-        return [slot for group in groups for slot in group.slots if not slot.gone]
+        return [slot for group in groups for slot in group.slots if not (slot.gone or slot.resting)]
 
     def can_spare(self, slots: Sequence[RaySlot]) -> bool:
         """Whether enough others are left that do the same work, of every role."""
@@ -129,6 +129,13 @@ class GroupControl:
             0 < node.least <= sum(one.node.name == node.name for one in left)
             for node in {slot.node.name: slot.node for slot in slots}.values()
         )
+
+    def dismiss(self, group: ActorGroup, now: float) -> None:
+        """End a group in which nobody is to act, once its actors have ended: others may have its resources."""
+        if group.resting and not any(slot.resting and slot.handle is not None for slot in group.slots):
+            items = f" with {group.look.replay.get('size', 0):,} items" if group.has_shard else ""
+            self._ledger.tell(f"{group.name} ends{items}: its actors rest")
+            self._end(group, "its group's actors rest", now, "killed")
 
     def do_without(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
         """Go on without a group that fails often, if enough are left. A base group may come back."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from apexrl.launch.actor_orders import actors_of
 from apexrl.launch.ray.gateway_port import GatewayPort
 from apexrl.launch.ray.group_plan import Plan, choosing
 from apexrl.launch.ray.ray_actors import LEASE_SECONDS, Hello, Look, Report
@@ -42,7 +43,7 @@ class RaySlot(SlotState):
 
     def begin(self, now: float, handle: Any) -> None:
         self.generation += 1
-        self.restarts += self.generation > 0
+        self.restarts += not self._left
         self.handle, self.running, self.polled, self.hung, self.stacks = handle, None, None, "", None
         self._silence = StallDetector()
         self._paused = False
@@ -50,6 +51,12 @@ class RaySlot(SlotState):
         self.report = Report({})
         self.born_at = self.heard_at = now
         self._work_at_birth = self.work_done
+
+    def dismiss(self, now: float) -> None:
+        """Ask the present worker, if there is one, to end in good order, and start no other until it is called."""
+        self.resting = True
+        if self.handle is not None:
+            self.leaving_since = now
 
     def hear(self, report: Report, now: float) -> None:
         self.report, self.heard_at = report, now
@@ -103,12 +110,14 @@ class RaySlot(SlotState):
     def end(self, now: float, how: Ending, why: str, sure: bool = True) -> None:
         """Record the end of this generation and keep its counters. Unless it is ``sure``, a successor that writes into
         the run folder waits until this generation's lease has expired."""
+        self._left, self.leaving_since = self.leaving_since is not None, None
         worked = self.work_done > self._work_at_birth
         for name, value in self.report.counters.items():
             self._before[name] += value
         self.report = Report({})
         self.handle = self.running = self.polled = self.stacks = None
-        self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
+        if not self._left:
+            self.patience.ended(now - self.born_at, worked, "failed" if self.hung else how)
         why = self.hung or why
         self.last_error = self.errors[-1]["traceback"].rstrip() if self.errors and not self.hung else why
         self.restart_at = now + self.patience.pause_seconds
@@ -148,6 +157,23 @@ class RaySlot(SlotState):
         )
 
 
+def in_turn(groups: Sequence[ActorGroup]) -> list[RaySlot]:
+    """Slots in the order in which they serve: of the groups that the run begins with by number, which deals them out
+    evenly, then group by group."""
+    first = [slot for group in groups if not group.optional for slot in group.slots]
+    later = [slot for group in groups if group.optional for slot in group.slots]
+    return [*sorted(first, key=lambda slot: slot.index), *later]
+
+
+def staff(slots: Sequence[RaySlot], count: int, now: float) -> None:
+    """Let the first ``count`` serve, and dismiss the others."""
+    for slot in slots[:count]:
+        slot.resting = False
+    for slot in slots[count:]:
+        if not slot.resting:
+            slot.dismiss(now)
+
+
 def _silent(seconds: float, flag: str) -> str:
     return (
         f"it has not answered for {seconds:g} s ({flag})\n"
@@ -163,7 +189,8 @@ def groups_of(program: Program, plan: Plan, namespace: str, nodes: int = 1) -> l
     Raises:
         ConfigError: the program cannot be cut so; or a package is missing.
     """
-    config, slots = program.config, plan.slots
+    config, slots, actors = program.config, plan.slots, actors_of(program)
+    acting = "" if actors is None else actors.name
     replays, listen = sampling(program), None
     if asks := asking(program):
         listen = program.link(GatewayPort, token=secrets.token_urlsafe(32), certificate=made_certificate())
@@ -176,7 +203,7 @@ def groups_of(program: Program, plan: Plan, namespace: str, nodes: int = 1) -> l
     for k, (own, side) in enumerate(zip(slots, sides, strict=True)):
         gated = bool(replays) and replays[k % len(replays)].get("samples_per_insert", 0.0) > 0.0
         groups.append(ActorGroup(k + 1, side, config.actor.actor_restarts, k >= plan.base, gated))
-        groups[-1].asks, groups[-1].serves = asks, own
+        groups[-1].asks, groups[-1].serves, groups[-1].acting = asks, own, acting
     return groups
 
 
@@ -196,6 +223,7 @@ class ActorGroup:
         self.reads_weights = number > 0 and any(isinstance(port, WeightsLink) for port in links)
         self.asks: frozenset[str] = frozenset()  # roles that ask servers on the learner's node, and end with these
         self.serves: tuple[int, ...] = ()  # slots of the run
+        self.acting = ""  # role of its actors
         kind = "shard" if self.has_shard else "group"
         self.name = "home" if number == 0 else f"{kind}-{number - 1}"
         self.patience = RestartBudget(restarts)
@@ -230,6 +258,11 @@ class ActorGroup:
     @property
     def restarts(self) -> int:
         return max(0, self.begun - 1)
+
+    @property
+    def resting(self) -> bool:
+        """Whether the run can do without it, and nobody is to act in it at present."""
+        return self.optional and all(slot.resting for slot in self.slots if slot.node.name == self.acting)
 
     @property
     def absent(self) -> bool:

@@ -40,7 +40,13 @@ def enter(
         totals=total,
         replay=replay,
         version=home.look.version,
-        workers=[slot.status(now) for group in groups if group.starts or not group.optional for slot in group.slots],
+        workers=[
+            slot.status(now)
+            for group in groups
+            if group.starts or not group.optional
+            for slot in group.slots
+            if slot.handle is not None or not slot.resting
+        ],
         restarts=restarts,
         dropped={
             **{what: total(counter) for what, counter in DROPPED.items()},
