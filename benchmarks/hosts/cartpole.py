@@ -1,6 +1,6 @@
 """CartPole over three hosts with slow links, beside one machine, run in turn.
 
-    python benchmarks/hosts/run.py cartpole          # seeds 1 to 3, some minutes
+    python benchmarks/hosts/run.py cartpole          # seeds 1 to 7, five minutes
     python benchmarks/hosts/run.py cartpole --quick  # does it work? one seed, a short limit
 
 Both have the same actors and flags. Three hosts: learner, evaluator and the server in one network namespace, half of
@@ -94,7 +94,7 @@ def draw(results: dict[str, list[Result]]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7])
     parser.add_argument("--actors", type=int, default=2, help="of the whole run (default: the preset's 2)")
     parser.add_argument("--delay-ms", type=float, default=20.0, help="of the links, one way (default: 20)")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one run (default: 120)")

@@ -119,9 +119,7 @@ class Receipts:
         self._rows: dict[str, tuple[int, int]] = {}
         words = segment.array()[_native.receipts_bytes(0) :]
         self._table = words[: len(words) // 128 * 128].view(np.uint64).reshape(-1, _WORDS)
-        self._words = memoryview(
-            self._table.reshape(-1)
-        )  # the same, with Python's integers: NumPy's cost a microsecond
+        self._words = self._table.reshape(-1).data  # the same as Python's integers: NumPy's cost a microsecond
 
     def __getstate__(self) -> _native.Segment:
         return self.segment
@@ -188,7 +186,7 @@ class Receipts:
         at = self.account(f"{host} counters") * _WORDS
         words, counters = self._words, at + _FIRST_COUNTER
         if not words[at + _COUNTED] and words[_RESUMED] and not first:
-            words[counters : counters + len(totals)] = memoryview(np.array(totals, np.uint64))
+            words[counters : counters + len(totals)] = np.array(totals, np.uint64).data
         words[at + _COUNTED] = 1
         words[at + _USED] = time.monotonic_ns()
         grown = []
