@@ -57,7 +57,7 @@ def test_nothing_is_learned_from_too_late_and_nothing_is_dropped(tmp_path: Path,
     assert summary["dropped"]["aged_steps"] == 0  # of which lag has no statistics
     assert summary["policy_lag"]["max"] > 0
     assert summary["policy_lag"]["steps"] > 0.6 * summary["env_steps"]  # the rest waits, or is not complete
-    assert summary["lag_wait_seconds"] > 0.5
+    assert summary["lag_wait_seconds"] > 0
     assert max(status.replay_size for status in watcher.statuses) <= 8 + 8  # of the 64 that there is room for
 
 
