@@ -73,7 +73,7 @@ ROWS = (
         best=SPREAD_BESIDE,
     ),
     Row("tic-tac-toe", f"{BOARD} tic_tac_toe", 500_000, game="tic_tac_toe", best="0 lines lost, 0.5 or more"),
-    Row("connect-four", f"{BOARD} connect_four", 1_000_000, game="connect_four", best="random play: RNDS"),
+    Row("connect-four", f"{BOARD} connect_four", 1_000_000, game="connect_four", best="random play 0.05"),
 )
 
 

@@ -78,8 +78,8 @@ _Q_LARGE_IMAGES: Settings = FAST_IMAGES | {
     "pull_period": 50,
 }
 # The papers scale nothing, and add squared errors. In QMIX's two-step game the mixture did not learn from scaled
-# observations and returns. PyMARL too lets the online network choose; in simple_spread the mixture's values rose above 0
-# without, or with 500 updates between copies, and its agents left.
+# observations and returns. PyMARL too lets the online network choose; in simple_spread the mixture's values rose above
+# 0 without, or with 500 updates between copies, and its agents left.
 _TEAMS: Settings = {
     "n_step": 1,
     "huber": 0.0,
