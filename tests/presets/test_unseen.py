@@ -443,6 +443,8 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
         steps[kind] = found["unroll_length"] * found["batch_size"]
         assert found["batch_size"] == found["envs_per_actor"]
     assert steps == {"discrete": 128, "box": 32}
+    in_ga3c = default_settings.default_settings("a2c", "ga3c", facts("box"))
+    assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
 @pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (25, 0.96), (125, 0.99)])

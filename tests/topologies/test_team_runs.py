@@ -93,6 +93,7 @@ def test_what_a_team_has_not_is_refused(tmp_path: Path) -> None:
     config = run("apex", "vdn", tmp_path, learned_agents=("first",))
     with pytest.raises(ConfigError, match="--learned-agents means nothing with --team"):
         validate(config, ["learned_agents"])
+    validate(run("apex", "vdn", tmp_path, show_last_action=True), ["show_last_action"])
     with pytest.raises(EnvError, match="take turns"):
         launch(run("apex", "vdn", tmp_path, env="apexrl.envs.board_games:env", show_state=False), [])
     assert agent_toys.parallel_env

@@ -318,7 +318,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
     if agent in _UNROLLS_OWN:
         boxes = facts.spec.action.box or facts.spec.action.hybrid
         found |= _UNROLLS_BOXES if boxes else _unrolls_discrete(facts)
-        if agent == "a2c" and boxes and not facts.image_side:
+        if agent == "a2c" and boxes and not facts.image_side and agent not in _IN_TOPOLOGY.get(topology, {}):
             found |= _A2C_BOXES
     found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     if agent in BOXES_OWN and not facts.image_side:

@@ -1,4 +1,4 @@
-"""``actors.json``: how many actors a run on one machine was told to have, by ``apexrl scale``, whenever it goes on."""
+"""``actors.json``: how many actors a run was told to have, by ``apexrl scale``, whenever it goes on."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
             raise ConfigError(
                 f"{flag(setting)} means nothing with --team, where one learner has all agents: leave one out"
             )
-        if not (setting in {*shown, "team", "learned_agents"} or has_opponents(config.env, name)):
+        if not (setting in {*shown, "show_last_action", "team", "learned_agents"} or has_opponents(config.env, name)):
             raise ConfigError(
                 f"{flag(setting)} means nothing where all agents are learned: say which are with --learned-agents"
             )

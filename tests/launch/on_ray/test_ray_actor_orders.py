@@ -9,6 +9,7 @@ import killing_runs
 import pytest
 import short_runs
 from fake_cluster import Process, Watcher, World, make_up, run
+from ray.exceptions import ActorUnavailableError
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
@@ -75,6 +76,29 @@ def test_a_group_that_came_later_gives_its_resources_back_and_asks_for_them_agai
     assert "shard-3 ends with 7 items: its actors rest" in watcher.texts
     assert [len(world.of(GroupMemory, place)) for place in (1, 2, 3, 4)] == [1, 1, 1, 2]
     assert world.of(GroupMemory, 4)[0].killed
+    assert set(watcher.status.restarts.values()) == {0}
+
+
+def test_actors_that_rest_stand_in_for_a_group_that_is_lost(world: World, tmp_path: Path) -> None:
+    """Three of four rest when the shard of the one that acts fails for good: the run goes on with another."""
+
+    def unwell(process: Process, before: int) -> None:
+        if process.place == 1 and process.kind is GroupMemory and before:
+            process.fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
+
+    def lose_it() -> bool:
+        world.of(GroupMemory, 1)[0].fails = {"look": ActorUnavailableError("its memory is bad", b"x" * 16)}
+        return True
+
+    world.trouble = unwell
+    orders = Orders(tmp_path / "run", (4, [0, 2, 1, 3]), (1, [0]), then=lose_it)
+    run(
+        tmp_path,
+        lambda watcher: orders(watcher)
+        and any("goes on without shard-0" in text for text in watcher.texts)
+        and acting(watcher) == [1],
+        least=1,
+    )
 
 
 def test_a_group_without_room_is_not_asked_for_while_its_actors_rest(world: World, tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ class GroupControl:
 
     def can_spare(self, slots: Sequence[RaySlot]) -> bool:
         """Whether enough others are left that do the same work, of every role."""
-        left = [one for one in self.present_slots() if one not in slots]
+        there = [group for group in self._groups if not group.absent]
+        left = [one for group in there for one in group.slots if not (one.gone or one in slots)]  # resting ones stand in
         return all(
             0 < node.least <= sum(one.node.name == node.name for one in left)
             for node in {slot.node.name: slot.node for slot in slots}.values()
@@ -135,7 +136,11 @@ class GroupControl:
         if group.resting and not any(slot.resting and slot.handle is not None for slot in group.slots):
             items = f" with {group.look.replay.get('size', 0):,} items" if group.has_shard else ""
             self._ledger.tell(f"{group.name} ends{items}: its actors rest")
+            for slot in group.slots:
+                slot.leaving_since = now  # no failure, as its own end is none
             self._end(group, "its group's actors rest", now, "killed")
+            group.begun -= 1
+            group.patience.forgive()
 
     def do_without(self, group: ActorGroup, error: ApexrlError, now: float) -> None:
         """Go on without a group that fails often, if enough are left. A base group may come back."""

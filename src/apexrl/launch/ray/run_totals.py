@@ -45,7 +45,7 @@ def enter(
             for group in groups
             if group.starts or not group.optional
             for slot in group.slots
-            if slot.handle is not None or not slot.resting
+            if slot.handle is not None or not (slot.resting or group.resting)
         ],
         restarts=restarts,
         dropped={
