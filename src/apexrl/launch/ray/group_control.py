@@ -125,7 +125,7 @@ class GroupControl:
     def can_spare(self, slots: Sequence[RaySlot]) -> bool:
         """Whether enough others are left that do the same work, of every role."""
         there = [group for group in self._groups if not group.absent]
-        left = [one for group in there for one in group.slots if not (one.gone or one in slots)]  # resting ones stand in
+        left = [one for group in there for one in group.slots if not (one.gone or one in slots)]  # who rests stands in
         return all(
             0 < node.least <= sum(one.node.name == node.name for one in left)
             for node in {slot.node.name: slot.node for slot in slots}.values()
