@@ -137,7 +137,8 @@ class GroupControl:
             items = f" with {group.look.replay.get('size', 0):,} items" if group.has_shard else ""
             self._ledger.tell(f"{group.name} ends{items}: its actors rest")
             for slot in group.slots:
-                slot.leaving_since = now  # no failure, as its own end is none
+                if slot.handle is not None:
+                    slot.leaving_since = now  # its end is no failure either
             self._end(group, "its group's actors rest", now, "killed")
             group.begun -= 1
             group.patience.forgive()

@@ -262,7 +262,8 @@ class ActorGroup:
     @property
     def resting(self) -> bool:
         """Whether the run can do without it, and nobody is to act in it at present."""
-        return self.optional and all(slot.resting for slot in self.slots if slot.node.name == self.acting)
+        actors = [slot for slot in self.slots if slot.node.name == self.acting]
+        return self.optional and bool(actors) and all(slot.resting for slot in actors)
 
     @property
     def absent(self) -> bool:
