@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,13 @@ def answer(
         raise Failed(f"{' '.join(command)} ended with exit code {started.returncode}\n{said[-3000:]}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+def interpreters(parser: argparse.ArgumentParser, words: Sequence[str], known: Collection[str]) -> dict[str, str]:
+    """PEER=PATH of ``--python`` as peer -> path; the parser ends the program where a peer or a path is unknown."""
+    found = dict(word.split("=", 1) for word in words)
+    if unknown := found.keys() - set(known):
+        parser.error(f"--python knows {', '.join(known)}, not {', '.join(sorted(unknown))}")
+    if missing := [path for path in found.values() if not Path(path).exists()]:
+        parser.error(f"there is no {missing[0]}")
+    return found

@@ -92,11 +92,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of a few seconds: does it work?")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
     options = parser.parse_args()
-    options.pythons = dict(word.split("=", 1) for word in options.python)
-    if unknown := options.pythons.keys() - {"rllib"}:
-        parser.error(f"--python knows rllib, not {', '.join(sorted(unknown))}")
-    if missing := [path for path in options.pythons.values() if not Path(path).exists()]:
-        parser.error(f"there is no {missing[0]}")
+    options.pythons = processes.interpreters(parser, options.python, ("rllib",))
     if not 1 < options.learners <= (most := RATES["impala"].case.workers):
         parser.error(f"--learners {options.learners}: 2 to {most}, as each has an actor")
     if options.quick:

@@ -132,11 +132,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of a few seconds: does it work?")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
     options = parser.parse_args()
-    options.pythons = dict(word.split("=", 1) for word in options.python)
-    if unknown := options.pythons.keys() - {"rllib"}:
-        parser.error(f"--python knows rllib, not {', '.join(sorted(unknown))}")
-    if missing := [path for path in options.pythons.values() if not Path(path).exists()]:
-        parser.error(f"there is no {missing[0]}")
+    options.pythons = processes.interpreters(parser, options.python, ("rllib",))
     if options.quick:
         options.rounds, options.minutes = 1, min(options.minutes, 0.2)
         options.warm_up, options.window = options.warm_up or 2.0, options.window or 6.0

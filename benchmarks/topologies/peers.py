@@ -162,11 +162,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of a few seconds: does it work?")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table, figures and picture")
     options = parser.parse_args()
-    options.pythons = dict(word.split("=", 1) for word in options.python)
-    if unknown := options.pythons.keys() - PACKAGES.keys():
-        parser.error(f"--python knows {', '.join(PACKAGES)}, not {', '.join(sorted(unknown))}")
-    if missing := [path for path in options.pythons.values() if not Path(path).exists()]:
-        parser.error(f"there is no {missing[0]}")
+    options.pythons = processes.interpreters(parser, options.python, PACKAGES)
     if options.quick:
         options.rounds, options.warm_up, options.window = 1, options.warm_up or 3.0, options.window or 8.0
     processes.end_in_order()

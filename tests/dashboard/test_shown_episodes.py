@@ -10,11 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from run_folders import make_run
-
-pytest.importorskip("pygame", reason="CartPole draws itself with pygame: apexrl[video]")
-
 from PIL import Image
+from run_folders import make_run
 
 from apexrl.config import Config
 from apexrl.config.convert import override
@@ -87,7 +84,6 @@ def test_small_pictures_are_enlarged_and_large_ones_reduced_to_even_sides():
 
 @pytest.mark.long
 def test_the_best_the_median_and_the_worst_are_kept(tmp_path):
-    pytest.importorskip("imageio_ffmpeg")
     kept = film_chosen(loaded(), CARTPOLE, tmp_path / "films", 3, 11)
     assert set(kept) == {"best", "median", "worst"}
     assert sorted(path.name for path in (tmp_path / "films").iterdir()) == [
@@ -104,7 +100,6 @@ def test_the_best_the_median_and_the_worst_are_kept(tmp_path):
 
 
 def test_films_that_cannot_be_made_leave_nothing(tmp_path, monkeypatch):
-    pytest.importorskip("imageio_ffmpeg")
     with pytest.raises(ConfigError, match="--record"):
         film_chosen(loaded(), CARTPOLE, tmp_path / "films", 0, 1)
     (tmp_path / "file").write_text("")

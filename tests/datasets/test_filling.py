@@ -15,8 +15,6 @@ from apexrl.errors import DatasetError
 from apexrl.replay import Replay
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
-pytest.importorskip("minari")
-
 FIELDS = {
     "observation": Field((), "int64"),
     "action": Field((), "int64"),

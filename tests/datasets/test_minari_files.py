@@ -16,8 +16,6 @@ from apexrl.datasets.minari_files import Dataset, write
 from apexrl.envs import env_spec
 from apexrl.errors import DatasetError
 
-pytest.importorskip("minari")
-
 
 def same(one: Episode, two: Episode) -> bool:
     alike = [np.array_equal(one.observation[name], two.observation[name]) for name in one.observation]

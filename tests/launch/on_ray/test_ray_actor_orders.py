@@ -18,6 +18,7 @@ from apexrl.launch.ray import elastic_groups, ray_slots
 from apexrl.launch.ray.ray_actors import GroupMemory, RoleProcess
 from apexrl.run import actor_order
 from apexrl.run.status import RunStatus
+from apexrl.topologies.program import Program
 
 
 @pytest.fixture
@@ -107,6 +108,10 @@ def test_a_group_without_room_is_not_asked_for_while_its_actors_rest(world: Worl
     orders = Orders(tmp_path / "run", (6, [0, 2, 1, 3]), then=lambda: world.left == {4})
     run(tmp_path, orders, most=8, shards=4)
     assert not world.of(GroupMemory, 3)
+
+
+def test_a_group_whose_actors_nobody_orders_does_not_rest() -> None:
+    assert not ray_slots.ActorGroup(1, Program(Config()), 0, optional=True).resting
 
 
 def test_fewer_than_the_least_are_refused(world: World, tmp_path: Path) -> None:
