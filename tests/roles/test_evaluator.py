@@ -16,6 +16,7 @@ from apexrl.roles import Evaluator
 from apexrl.roles.evaluator import Trial
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
+from apexrl.shared.thread_seconds import ThreadSeconds
 from apexrl.shared.weights_board import InlineWeights
 from apexrl.spec import EnvSpec, Field
 
@@ -23,6 +24,7 @@ CONFIG = Config(
     agent=AgentConfig(hidden=(8,)),
     evaluator=EvaluatorConfig(eval_episodes=6, eval_envs=4, eval_period_seconds=1.0),
     env=EnvConfig(env="CartPole-v1"),
+    serial=True,  # periods do not depend on how busy the machine is
 )
 FIELDS = {"observation": Field((1,), "float32")}
 
@@ -166,6 +168,24 @@ def test_the_same_weights_are_measured_once_and_periods_are_kept(stage: Any) -> 
     evaluate(evaluator)
     assert [values["version"] for values in stage.values("evaluation")] == [1, 2]
     assert stage.values("evaluation")[1]["env_steps"] == 1000
+
+
+@pytest.mark.parametrize(("serial", "rest"), [(False, 6), (True, 1)])
+def test_an_evaluation_that_waited_for_a_core_is_followed_by_a_longer_rest(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, rest: int
+) -> None:
+    waits = iter([10.0, 12.0, 12.0, 12.0])  # of the first evaluation two seconds, of the second none
+    monkeypatch.setattr("apexrl.roles.evaluator.thread_seconds", lambda: ThreadSeconds(0.0, next(waits)))
+    spec, weights = published(1)
+    config = replace(CONFIG, serial=serial)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    evaluate(evaluator)
+    weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", 9).weights(), 2)
+    seconds = 0
+    while not evaluator.step():
+        seconds += 1
+        stage.run.totals["env_steps"] += 1000  # a second on the stage's clock
+    assert seconds == rest
 
 
 def test_every_evaluation_has_fresh_seeds(stage: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 
 from apexrl.envs.action_masks import random_action
 from apexrl.envs.lockstep import EnvCall
+from apexrl.shared.thread_seconds import thread_seconds
 
 LEAST_SECONDS = 0.001
 """Of a step that is worth a thread: to hand it to one and to take it back costs a fifth of that."""
@@ -21,7 +21,6 @@ MOST_THREADS = 256
 _MEASURED_SECONDS = 0.1
 _MOST_STEPS = 32
 _LONG_SECONDS = 1.0  # a step that takes so long is not made twice
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class StepCost(NamedTuple):
@@ -71,21 +70,12 @@ class RandomSteps:
 
 
 def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:
-    began, (computed, queued) = time.perf_counter(), _thread_seconds()
+    began, (computed, queued) = time.perf_counter(), thread_seconds()
     steps, spent = 0, 0.0
     while steps < most and spent < _MEASURED_SECONDS:
         with call():
             going.step()
         steps, spent = steps + 1, time.perf_counter() - began
-    now_computed, now_queued = _thread_seconds()
+    now_computed, now_queued = thread_seconds()
     computed, own = now_computed - computed, max(1e-9, spent - (now_queued - queued))
     return StepCost(own / steps, min(1.0, max(0.0, 1.0 - computed / own)))
-
-
-def _thread_seconds() -> tuple[float, float]:
-    """Seconds that this thread has computed, and that it was ready to but had no core."""
-    try:
-        computed, queued, _ = _SCHEDSTAT.read_text().split()
-        return int(computed) / 1e9, int(queued) / 1e9
-    except (OSError, ValueError):  # not Linux, or a kernel that does not count
-        return time.thread_time(), 0.0
