@@ -166,7 +166,8 @@ class ActingNoiseSettings:
 
     pink_noise: bool = False
     """Explore with noise of spectrum 1/f, which stays in one direction for a while (Eberhard et al. 2023).
-    Policies of unrolls: a quarter of it in boxes (Hollenstein et al. 2024); it draws discrete actions, too (ours).
+    Policies of unrolls: three quarters of it in boxes (ours; Hollenstein et al. 2024 mix them, too); it also draws
+    discrete actions (ours).
     Else every step's noise is independent."""
 
 
