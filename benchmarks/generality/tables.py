@@ -65,6 +65,8 @@ def agents(records: Sequence[Record]) -> str:
                         _count({name: mine[name] for name in both}) if both else "–",
                         _interval(mine, both, _final),
                         _interval(theirs, both, _final),
+                        _interval(mine, both, _last),
+                        _interval(theirs, both, _last),
                         *_at_equal_time(mine, theirs, timed),
                     ]
                 )
@@ -72,7 +74,7 @@ def agents(records: Sequence[Record]) -> str:
     rows.sort(key=lambda row: order.index(row[0]))
     header = [
         "tasks", "agent, topology", "all that was run: IQM", "shared with SB3", "IQM, equal steps", "SB3's",
-        "IQM, equal wall time", "SB3's",
+        "last weights", "SB3's", "IQM, equal wall time", "SB3's",
     ]  # fmt: skip
     return "\n".join([_head(records), report.table(header, rows), *_failures(records)])
 
@@ -131,6 +133,10 @@ def _final(task: Task, record: Record) -> float:
     return normalised(task, None if record["failure"] else record["final"])
 
 
+def _last(task: Task, record: Record) -> float:
+    return normalised(task, None if record["failure"] else record["last"])
+
+
 def _interval(group: Group, names: Sequence[str], score: Callable[[Task, Record], float]) -> str:
     if not names:
         return "–"
@@ -184,7 +190,7 @@ def _head(records: Sequence[Record]) -> str:
         f"{'; '.join(machines)}; {used}.\n"
         "IQM: interquartile mean of normalised scores over tasks and seeds; in brackets the 95 % interval of a "
         "bootstrap stratified by task. Score: 0 is a random agent, 1 the published return; of the weights that did "
-        "best in the run's own evaluations, in 20 greedy episodes on fresh seeds. A run that failed counts as random. "
+        "best in the run's own evaluations, or of the last ones, in 20 greedy episodes on fresh seeds. A run that failed counts as random. "
         "Equal wall time: the last evaluation of either before the faster of the two had made its steps, on tasks "
         "whose seconds were measured without other work.\n"
     )

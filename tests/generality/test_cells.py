@@ -108,7 +108,7 @@ def test_tables_show_both_sides_and_failures_but_no_trials():
     slower = [[100, 30.0, 23.68], [200_000, 600.0, 500.0]]
     shown = [
         record(),
-        record("sb3", final=261.84, seconds=600.0, curve=slower),
+        record("sb3", final=261.84, last=142.76, seconds=600.0, curve=slower),
         record(agent="c51", failure="Traceback\nout of memory"),
         record(task="MinAtar/Asterix-v1", env_steps=500_000, final=15.0),
         record(env_steps=20_000, final=23.68),
@@ -119,12 +119,14 @@ def test_tables_show_both_sides_and_failures_but_no_trials():
         "**1.00** (1.00–1.00)",
         "**0.50** (0.50–0.50)",
         "**1.00** (1.00–1.00)",
+        "**0.25** (0.25–0.25)",
+        "**1.00** (1.00–1.00)",
         "**0.00** (0.00–0.00) |",
     ]
     assert "`c51` on `CartPole-v1`, seed 1: out of memory" in text
-    assert "| reported on | `dqn`, `apex` | 1 tasks, 1 runs: **1.00** (1.00–1.00) | – | – | – | – | – |" in text
+    assert "| reported on | `dqn`, `apex` | 1 tasks, 1 runs: **1.00** (1.00–1.00) | – | – | – | – | – | – | – |" in text
     assert "| tuned on, 10% of the steps | `dqn`, `apex` | 1 tasks, 1 runs: **0.00** (0.00–0.00) | – | – |" in text
-    assert "| `CartPole-v1` | tuned on | `dqn` | SB3 | 1 | 0.50 | 261.8 | 261.8 | 600 |" in tables.tasks(shown)
+    assert "| `CartPole-v1` | tuned on | `dqn` | SB3 | 1 | 0.50 | 261.8 | 142.8 | 600 |" in tables.tasks(shown)
 
 
 @pytest.mark.parametrize("trial", [{"flags": "--gamma 0.9"}, {"env_steps": 1_000}])
@@ -136,4 +138,4 @@ def test_trials_are_in_no_table(trial, tmp_path):
 def test_seconds_beside_other_work_are_not_compared():
     text = tables.agents([record(shared=True), record("sb3")])
     row = next(line for line in text.splitlines() if "`dqn`" in line)
-    assert row.split(" | ")[4:] == ["**1.00** (1.00–1.00)", "**1.00** (1.00–1.00)", "–", "– |"]
+    assert row.split(" | ")[6:] == ["**1.00** (1.00–1.00)", "**1.00** (1.00–1.00)", "–", "– |"]
