@@ -54,9 +54,7 @@ def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Consol
     console.print(Text.assemble((path, "bold"), f"  ·  {what}"))
     console.print(Text(_progress(record), style="dim"))
     if not (causes or record.rows):
-        console.print(
-            Text(f"\nNothing can be said: {METRICS} is missing, or has no line of metrics yet.", style="bold")
-        )
+        console.print(Text(f"\nNothing can be said: {METRICS} is missing or holds no metrics yet.", style="bold"))
         return
     if not causes:
         console.print(Text("\nNothing looks wrong.", style="bold green"))
