@@ -82,6 +82,11 @@ def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:
     return StepCost(own / steps, min(1.0, max(0.0, 1.0 - computed / own)))
 
 
+def queued_seconds() -> float:
+    """Seconds in which this thread was ready to compute, but had no core; 0 where the kernel does not count them."""
+    return _thread_seconds()[1]
+
+
 def _thread_seconds() -> tuple[float, float]:
     """Seconds that this thread has computed, and that it was ready to but had no core."""
     try:
