@@ -144,8 +144,8 @@ class VectorEnv:
         if not possible.all():
             row = int(np.flatnonzero(~possible)[0])
             raise EnvError(
-                f"{self.name}: environment {numbers[row]} returned the reward {reward[row]}; it must be finite, and so "
-                "must it be as a float32"
+                f"{self.name}: environment {numbers[row]} returned the reward {reward[row]}; it must be finite as a "
+                "float32"
             )
         at = slice(None) if which is None else which
         starts = self._ended[at].copy()
