@@ -261,7 +261,7 @@ def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
 
 
 def _refuse_unknown(rows: Rows, leaf: Leaf, name: str) -> None:
-    values = rows.observation[leaf.name]
+    values: Any = rows.observation[leaf.name]
     if values.min() >= 0 and values.max() < leaf.categories:
         return
     row, *place = np.argwhere((values < 0) | (values >= leaf.categories))[0]

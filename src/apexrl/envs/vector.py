@@ -166,8 +166,8 @@ class VectorEnv:
                 told = rows.metrics.get(number, {}) if rows.metrics else {}
                 episodes.append(Episode(number, float(self._returns[number]), int(self._lengths[number]), told))
             self._returns[games], self._lengths[games] = 0.0, 0
-        learned = np.clip(reward, -self._clip, self._clip) if self._clip else reward
-        learned = learned.astype(np.float32, copy=False)
+        clipped = np.clip(reward, -self._clip, self._clip) if self._clip else reward
+        learned: NDArray[np.float32] = clipped.astype(np.float32, copy=False)
         return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which, idle)
 
     def _refuse_changes(self) -> None:
