@@ -237,6 +237,9 @@ def test_dict_observations_and_starts() -> None:
         agent.act({"image": np.ones((3, 3)), "inner": {"mode": 12}})
     with pytest.raises(SpecError, match="different batch sizes"):
         agent.act({"image": np.ones((2, 2)), "inner": {"mode": np.full(5, 12)}})
+    for image in (np.full((2, 2), 0.5), np.full((2, 2), 256), np.full((2, 2), np.nan)):
+        with pytest.raises(SpecError, match=r"observation/image has \w+ values that uint8 does not hold"):
+            agent.act({"image": image, "inner": {"mode": 12}})
 
 
 def test_an_agent_that_saw_its_past_says_what_it_needs() -> None:

@@ -361,8 +361,10 @@ def test_it_refuses_what_it_cannot_do(name: str) -> None:
     with pytest.raises(AgentError, match=name):
         agents.agent_class(name)(EnvSpec(SPEC.observation, ActionSpec(n=3)), config_of(name), "cpu", 0)
     open_box = ActionSpec((1,), "float32", low=np.full(1, -np.inf, np.float32), high=np.ones(1, np.float32))
-    with pytest.raises(AgentError, match="finite bounds"):
-        agents.agent_class(name)(EnvSpec(SPEC.observation, open_box), config_of(name), "cpu", 0)
+    most = np.full(1, np.finfo(np.float32).max)
+    for box in (open_box, ActionSpec((1,), "float32", low=-most, high=most)):
+        with pytest.raises(AgentError, match="finite bounds"):
+            agents.agent_class(name)(EnvSpec(SPEC.observation, box), config_of(name), "cpu", 0)
 
 
 @pytest.mark.parametrize("changes", [{"v_min": 10.0, "v_max": -10.0}, {"atoms": 1}])

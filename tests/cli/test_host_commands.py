@@ -161,6 +161,7 @@ def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path
         (["actor", "--run", "cp"], "say which Redis server: --redis"),
         (["actor", "--redis", "redis://h"], "say which run: apexrl actor --redis URL --run NAME"),
         (["stop", "--redis", "redis://h"], "say which run: apexrl stop"),
+        (["stop", "runs/mine"], "Ctrl-C, or by kill PID, in the same way: runs/mine is, or was, trained by an unknown"),
         (["status"], "say which runs: apexrl status RUN (a run folder), --redis URL, or --ray"),
         (["learner", "cartpole", "--actors", "3"], "apexrl learner starts no actors"),
         (["learner", "cartpole", "--actors=3"], "apexrl learner starts no actors"),

@@ -10,21 +10,24 @@ from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
 from apexrl.errors import EnvError
 
+VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
+BYTES = gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)
+GLYPHS = gym.spaces.Box(-1, 1000, (5, 5), np.int16)
+
 
 class Odd(gym.Env):
     """Keeps its promise at reset and breaks it at the first step."""
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, answer):
-        self._answer = answer
+    def __init__(self, answer, space=VECTOR, ends=False, info=()):
+        self._answer, self.observation_space, self._ends, self._info = answer, space, ends, info
 
     def reset(self, *, seed=None, options=None):
-        return np.zeros(3, np.float32), {}
+        return self.observation_space.sample(), {}
 
     def step(self, action):
-        return self._answer, 0.0, False, False, {}
+        return self._answer, 0.0, self._ends, False, self._info
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,37 @@ def test_bad_observations_are_refused(answer, words):
     with pytest.raises(EnvError, match=words) as error:
         vector.step(np.zeros(2, np.int64))
     assert "'observation'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "answer", "words"),
+    [
+        (VECTOR, [0.0, [1.0], 0.0], "no array of float32"),
+        (gym.spaces.Box(-1, 1, (), np.float32), "far", "no array of float32: could not convert"),
+        (BYTES, np.full((2, 2, 3), 0.5), "of float64 values that uint8 does not hold"),
+        (BYTES, np.full((2, 2, 3), 256), "of int64 values that uint8 does not hold"),
+        (gym.spaces.Discrete(4, start=3), 7, "returned 7 in 'observation'; its observation space has 3 to 6"),
+        (gym.spaces.Discrete(4, start=3), 2, "returned 2 in"),
+        (gym.spaces.MultiDiscrete([3, 2]), [0, 3], "returned 3 in 'observation'; its observation space has 0 to 2"),
+        (GLYPHS, np.full((5, 5), 1001), "returned 1001 in 'observation'; its observation space has -1 to 1000"),
+    ],
+)
+def test_values_that_the_space_does_not_have_are_refused(space, answer, words):
+    vector = make_vector(EnvConfig(env=lambda: Odd(answer, space)), 2, 0)
+    vector.reset()
+    with pytest.raises(EnvError, match=words):
+        vector.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("answer", [np.full((2, 2, 3), 255.0), np.full((2, 2, 3), 255), np.full((2, 2, 3), True)])
+def test_whole_numbers_of_another_type_are_taken(answer):
+    vector = make_vector(EnvConfig(env=lambda: Odd(answer, BYTES)), 2, 0)
+    vector.reset()
+    assert (vector.step(np.zeros(2, np.int64)).observation["observation"] == answer).all()
+
+
+def test_an_info_that_is_no_dict_is_refused():
+    vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=True, info=None)), 2, 0)
+    vector.reset()
+    with pytest.raises(EnvError, match=r"step\(\) of environment 0 returned the info None; it must be a dict"):
+        vector.step(np.zeros(2, np.int64))

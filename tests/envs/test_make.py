@@ -66,6 +66,16 @@ def test_keywords_and_callables() -> None:
         make_env(EnvConfig(env=int))
 
 
+def test_an_environment_without_gymnasiums_spaces_is_refused() -> None:
+    class Half(Catch):
+        action_space = (0, 1, 2)  # type: ignore[assignment]
+
+    with pytest.raises(EnvError, match=r"its observation_space is a builtins\.NoneType; it must be one of gymnasium"):
+        make_env(EnvConfig(env=gym.Env))
+    with pytest.raises(EnvError, match=r"its action_space is a builtins\.tuple; it must be one of gymnasium\.spaces"):
+        make_env(EnvConfig(env=Half))
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

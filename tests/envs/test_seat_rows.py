@@ -117,6 +117,14 @@ def test_parallel_agents_that_are_not_learned_are_played() -> None:
     assert asked == ["long"] * 4
 
 
+@pytest.mark.parametrize("maker", ["parallel_env", "env"])
+def test_whoever_acts_gives_actions_in_the_form_of_their_space(maker: str) -> None:
+    rows = make_vector(EnvConfig(env=f"offer_toys:{maker}", learned_agents=("seller",)), 2, 1)
+    rows.reset()
+    steps = [rows.step(np.array([[0.0, 0.5, -0.5], [2.0, 1.0, 0.0]], np.float32)) for _ in range(3)]
+    assert [step.terminated.all() for step in steps] == [False, True, False], "of four offers two are the seller's"
+
+
 def test_connect_four_knows_its_lines() -> None:
     game = env("connect_four")
     game.reset()

@@ -231,6 +231,16 @@ def test_a_reward_that_is_not_finite_is_refused() -> None:
         env.step(np.array([0, 0]))
 
 
+def test_a_reward_that_a_float32_does_not_hold_is_refused_unless_it_is_clipped() -> None:
+    env = scripted(Scripted(), Scripted(reward=-1e39))
+    env.reset()
+    with pytest.raises(EnvError, match=r"environment 1 returned the reward -1e\+39; it must be finite"):
+        env.step(np.array([0, 0]))
+    clipped = scripted(Scripted(reward=-1e39), reward_clip=2.0)
+    clipped.reset()
+    assert clipped.step(np.array([0])).reward.tolist() == [-2.0]
+
+
 def test_an_observation_that_does_not_fit_its_space_is_refused() -> None:
     class Liar(Scripted):
         observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)

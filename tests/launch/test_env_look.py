@@ -12,9 +12,11 @@ import pytest
 
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.envs import step_cost
 from apexrl.errors import EnvError, SpecError
 from apexrl.launch import env_look
 from apexrl.launch.env_look import env_facts
+from apexrl.shared.thread_seconds import ThreadSeconds
 
 
 def config(env: Any, **settings: Any) -> Config:
@@ -88,3 +90,14 @@ def _one_of() -> Any:
     env = Sleeps(0.0)
     env.observation_space = gym.spaces.OneOf((gym.spaces.Discrete(2),))  # type: ignore[assignment]
     return env
+
+
+def test_time_in_which_other_work_had_the_core_makes_no_step_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps = config(Sleeps, env_kwargs={"seconds": 0.01}, serial=True)
+    alone = env_facts(sleeps, measure=True).step_seconds
+    waited = lambda: ThreadSeconds(0.0, time.perf_counter())  # noqa: E731  # for a core, all the time
+    monkeypatch.setattr(step_cost, "thread_seconds", waited)
+    beside = env_facts(sleeps, measure=True).step_seconds
+    assert alone is not None
+    assert beside is not None
+    assert beside < 0.005 < alone

@@ -81,7 +81,7 @@ def test_actions_speed_and_cores_decide(
 
 
 def test_the_choice_says_that_observations_are_categories() -> None:
-    assert "observations are categories" in choose(facts(seen="categories"), 2, AUTO, "", ()).why
+    assert "observations of categories alone" in choose(facts(seen="categories"), 2, AUTO, "", ()).why
     assert "categories" not in choose(facts(), 2, AUTO, "", ()).why
 
 
@@ -111,6 +111,10 @@ def test_a_name_that_is_given_stays() -> None:
     assert choose(facts(), 2, "r2d2", "", ())[:2] == ("r2d2", "apex")
     with pytest.raises(ConfigError, match="topology impala cannot run agent dqn"):
         validate(unseen.with_recipe("dqn", choose(facts(), 2, "dqn", "impala", ()).topology, facts(), "default"))
+
+
+def test_a_choice_says_for_which_actions() -> None:
+    assert choose(facts("box"), 2, AUTO, "", ()).why.startswith("actions of 3 numbers, a step ")
 
 
 # --- what is given wins

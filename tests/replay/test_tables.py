@@ -131,6 +131,24 @@ def test_an_episode_keeps_its_tables():
         writer.append({**step, "reward": [0.0, np.nan]})
 
 
+def test_an_episode_may_go_to_no_table():
+    tables = Tables({name: kept(Replay(400, FIELDS, streams=2, **PLAIN, **KINDS[name])) for name in ("all", "some")})
+    wanted = dict.fromkeys(tables.names, lambda values: values["id"] >= 10)
+    writer = tables.writer(streams=2, rules=wanted)
+
+    def append(first, ends=False):
+        ends_of_both = [ends, ends]
+        step = {"id": [first, first + 1], "reward": [0.0, 0.0], "terminated": ends_of_both, "truncated": [False, False]}
+        writer.append(step)
+
+    for number in (0, 12):  # the rules are asked of an episode's first step alone
+        append(number)
+        append(10)
+        append(20, ends=True)
+        append(30)  # the final observations
+        assert tables["all"].stats()["inserted"] == (6 if number else 0)
+
+
 def test_bad_input_is_refused_and_nothing_is_stored():
     tables = three()
     writer, rows = tables.writer(rules={"thirds": thirds}), numbered(0, 6)

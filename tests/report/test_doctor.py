@@ -93,6 +93,15 @@ def test_a_running_run_and_damaged_rows_are_read(tmp_path: Path) -> None:
     assert [cause.likely for cause in diagnose(RunRecord.of(tmp_path / "run"))] == [False]  # the setting alone
 
 
+def test_of_a_run_without_metrics_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(RUNS / "healthy-dqn", tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"\x00\xff\n{}\n")
+    assert main(["doctor", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().out
+    assert "Nothing can be said" in told
+    assert "looks wrong" not in told
+
+
 def test_no_run_is_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err

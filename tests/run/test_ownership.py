@@ -87,6 +87,16 @@ def test_a_lock_that_is_not_needed_is_passed_over_and_says_so(tmp_path: Path) ->
     alone.close()
 
 
+def test_the_lock_file_holds_no_password_and_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = ["redis://:geheim@host:6379", "--checkpoint-url=s3://me:geheim@host/x", "redis+sentinel://h?password=geheim"]
+    monkeypatch.setattr(sys, "argv", ["apexrl", "train", *urls, *["--env-kwargs", "key", "word"] * 300])
+    lock = RunLock(tmp_path)
+    assert "geheim" not in (tmp_path / LOCK_FILE).read_text()
+    assert f"process {os.getpid()} on host" in holder(tmp_path / LOCK_FILE)
+    assert "(apexrl train 'redis://…' '--checkpoint-url=s3://…'" in holder(tmp_path / LOCK_FILE)
+    lock.close()
+
+
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_holder(tmp_path: Path) -> None:
     first = hold(tmp_path, "fork")
     try:

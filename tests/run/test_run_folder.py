@@ -77,6 +77,8 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "cartpole-2")
     with pytest.raises(ConfigError, match=r"holds no config.toml. Runs in .*: cartpole-1"):
         RunFolder.open(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"holds no config.toml. Runs in .*: cartpole-1"):
+        RunFolder.open(tmp_path)
 
 
 def test_summary_has_what_is_promised(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
 from apexrl.roles.pool_players import PoolPlayers
+from apexrl.run import checkpoint
 from apexrl.run.metrics import read_rows
 from apexrl.run.opponent_pool import OpponentPool
 from apexrl.topologies.placements import check
@@ -78,6 +81,26 @@ def test_a_run_plays_its_earlier_policies_and_rates_them(
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["custom/pool_elo"] == pytest.approx(ratings.elo)
     assert {"episode/won_mean", "episode/return/first_mean", "episode/return/second_mean"} <= set().union(*rows)
+
+
+def test_a_full_disk_costs_no_pool_and_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = iter(range(3))
+    write = checkpoint.save_weights
+
+    def on_a_small_disk(*given: Any) -> None:
+        if next(full, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*given)
+
+    monkeypatch.setattr(checkpoint, "save_weights", on_a_small_disk)
+    monkeypatch.setattr("apexrl.roles.checkpointing._PAUSES", (1e-3, 1e-3))
+    launch(self_play("impala", tmp_path))
+    ratings = OpponentPool(tmp_path / "run").ratings()
+    assert ratings is not None
+    assert len(ratings.members) == 3
+    assert ratings.matches
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["dropped"]["checkpoint_writes"] == 3
 
 
 def test_a_run_plays_another_runs_policies_which_may_be_of_another_agent(

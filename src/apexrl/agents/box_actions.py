@@ -19,7 +19,7 @@ class ActionBox:
     """The box of an environment, and the way between its units and −1 … 1.
 
     Args:
-        action: a box with finite bounds.
+        action: a box with finite bounds, whose distance is finite too.
         agent: how errors call the agent.
 
     Raises:
@@ -39,7 +39,9 @@ class ActionBox:
             )
         self.shape = action.shape
         low, high = cast("Floats", action.low), cast("Floats", action.high)
-        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = np.isfinite(high - low).all()  # of ±3.4e38 a float32 does not hold it
+        if not (finite and (low < high).all()):
             raise AgentError(
                 f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
                 f"{high.tolist()}; give it bounds, as of -2 … 2: gymnasium.wrappers.TransformAction(env, lambda a: a, "

@@ -49,4 +49,7 @@ class EnvFacts(NamedTuple):
     def action_words(self) -> str:
         """Its actions, for a message: ``4 discrete actions``."""
         action = self.spec.action
-        return f"actions are {math.prod(action.shape)} numbers" if action.box else action.words
+        if not action.box:
+            return action.words
+        numbers = math.prod(action.shape)
+        return f"actions of {numbers} number{'s' if numbers != 1 else ''}"

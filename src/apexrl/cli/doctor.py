@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from apexrl.cli.exit_codes import FOUND, OK
+from apexrl.cli.exit_codes import FAILED, FOUND, OK
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import Cause
-from apexrl.report.diagnosis.recorded_run import RunRecord
+from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ def examine(path: str, as_json: bool, console: Console) -> int:
     """Print what is wrong with the run in ``path``.
 
     Returns:
-        The exit code: whether a cause was named.
+        The exit code: whether a cause was named, or nothing was measured.
 
     Raises:
         ConfigError: there is no run.
@@ -41,7 +41,7 @@ def examine(path: str, as_json: bool, console: Console) -> int:
         print(json.dumps({"run": path, "learned": round(record.learned, 2), "causes": found}, indent=2))
     else:
         _show(path, record, causes, console)
-    return FOUND if causes else OK
+    return FOUND if causes else OK if record.rows else FAILED
 
 
 def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Console) -> None:
@@ -53,6 +53,9 @@ def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Consol
     what = f"{record.agent}, {count(record.env_steps)} steps, {count(record.updates)} updates"
     console.print(Text.assemble((path, "bold"), f"  ·  {what}"))
     console.print(Text(_progress(record), style="dim"))
+    if not (causes or record.rows):
+        console.print(Text(f"\nNothing can be said: {METRICS} is missing or holds no metrics yet.", style="bold"))
+        return
     if not causes:
         console.print(Text("\nNothing looks wrong.", style="bold green"))
         if record.learned < 0.5:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from apexrl.errors import ConfigError
 
@@ -32,6 +33,13 @@ def stop(words: list[str]) -> int:
     """end a run over several hosts, after a final checkpoint"""
     from apexrl.cli import flags, host_flags
 
+    if words and not words[0].startswith("-"):
+        from apexrl.run.ownership import LOCK_FILE, holder
+
+        raise ConfigError(
+            "apexrl stop is for a run over several hosts: --redis URL --run NAME. One of this machine ends by Ctrl-C, "
+            f"or by kill PID, in the same way: {words[0]} is, or was, trained by {holder(Path(words[0]) / LOCK_FILE)}"
+        )
     wanted = flags.parse(host_flags.Stop, words, "stop")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "stop")
     from apexrl.cli import redis_status

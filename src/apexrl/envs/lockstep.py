@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -165,6 +165,10 @@ class Single:
         with blame(self._name, "step", row):
             observation, rows.reward[row], ended, cut, info = self._env.step(action)
             rows.terminated[row], rows.truncated[row] = ended, cut
+        if (ended or cut) and not isinstance(info, Mapping):
+            raise EnvError(
+                f"{self._name}: step() of environment {row} returned the info {info!r:.60}; it must be a dict"
+            )
         if rows.life_lost is not None:
             rows.life_lost[row] = bool((ended or cut) and info.get(LIFE_LOST))
         self._store(observation, rows)
@@ -242,8 +246,10 @@ def each_of(space: ActionSpec) -> Callable[[Array], Sequence[Any]]:
 
 
 def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
-    """Raise EnvError where a floating-point observation holds NaN or infinity."""
+    """Raise EnvError where a floating-point observation holds NaN or infinity, or a category is none of the space's."""
     for leaf in leaves:
+        if leaf.categories and leaf.padded is None:
+            _refuse_unknown(rows, leaf, name)
         if leaf.field.dtype.startswith("float") and not np.isfinite(rows.observation[leaf.name]).all():
             values = rows.observation[leaf.name]
             row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
@@ -252,6 +258,18 @@ def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
                 f"NaN or infinity in {leaf.name!r}: "
                 "fix the environment, or wrap it so that it ends the episode instead"
             )
+
+
+def _refuse_unknown(rows: Rows, leaf: Leaf, name: str) -> None:
+    values: Any = rows.observation[leaf.name]
+    if values.min() >= 0 and values.max() < leaf.categories:
+        return
+    row, *place = np.argwhere((values < 0) | (values >= leaf.categories))[0]
+    raise EnvError(
+        f"environment {name} (number {row if rows.which is None else rows.which[row]} of this actor) returned "
+        f"{int(values[(row, *place)]) + leaf.start} in {leaf.name!r}; its observation space has {leaf.start} to "
+        f"{leaf.start + leaf.categories - 1}"
+    )
 
 
 @contextmanager

@@ -132,6 +132,12 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         env = atari_env(_make(config, kwargs), env_name(config), game)
     else:
         env = _make(config, kwargs)
+    for what in ("observation_space", "action_space"):
+        if not isinstance(space := getattr(env, what, None), gym.Space):
+            raise EnvError(
+                f"environment {name}: its {what} is a {type(space).__module__}.{type(space).__qualname__}; it must be "
+                "one of gymnasium.spaces"
+            )
     if config.max_episode_steps:
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.atari and config.life_loss_ends:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.envs.agent_rows import Shown, store
-from apexrl.envs.lockstep import empty_rows
+from apexrl.envs.lockstep import each_of, empty_rows
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, env_spec, observation_leaves
 from apexrl.errors import EnvError
@@ -78,7 +78,7 @@ class PlayedAgents:
             observations = _stacked([seen[place] for place in places], leaves, who)
             _look(spec, observations, who)
             actions = spec.action.as_counted(self._players.act(who, spec, observations))
-            for place, action in zip(places, actions.tolist() if actions.ndim == 1 else actions, strict=True):
+            for place, action in zip(places, each_of(spec.action)(actions), strict=True):
                 found[place] = action
         return found
 

@@ -63,9 +63,10 @@ def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[s
         return drawn if action.nvec else drawn[:, 0]
     if action.discrete:
         return rng.integers(action.n, size=count)
-    if action.nvec:
-        return rng.integers(np.array(action.nvec), size=(count, len(action.nvec)))
-    assert action.low is not None
+    choices = rng.integers(np.array(action.nvec, np.int64), size=(count, len(action.nvec)))
+    if action.low is None:
+        return choices
     assert action.high is not None
     low, high = np.maximum(action.low, -1e6), np.minimum(action.high, 1e6)
-    return np.asarray(rng.uniform(low, high, (count, *action.shape)), np.float32)
+    numbers = rng.uniform(low, high, (count, *low.shape))
+    return np.asarray(np.concatenate((choices, numbers), axis=1) if action.hybrid else numbers, np.float32)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.agent_rows import Shown, store, told_names
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each, empty_rows, refuse_not_finite
+from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
 from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -65,6 +66,7 @@ class SeatRows:
         self._show = [Shown(game, name, self._learned, show_agent, show_state) for game in games]
         self.observation_space, self.action_space = self._show[0].observation_space, self._show[0].action_space
         self.leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space, lengths)
+        self._each = each_of(action_spec(self.action_space))
         self._others = PlayedAgents(games, name, players, show_agent, show_state, lengths)
         self._told = told_names(self._learned)
         self._seats = ["" for _ in games]
@@ -82,7 +84,7 @@ class SeatRows:
         return rows.observation
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
-        rows, chosen = empty_rows(self.leaves, self.num_envs), each(actions)
+        rows, chosen = empty_rows(self.leaves, self.num_envs), self._each(actions)
         with self._call():
             playing = np.flatnonzero(~starting).tolist()
             for number in playing:

@@ -59,11 +59,24 @@ class Leaf:
                 return self.writer.write(value, rows, row)
             except (SpecError, KeyError, IndexError, TypeError) as error:
                 raise SpecError(f"{self.name!r} that does not fit its observation space: {error}") from error
-        if np.shape(value) != self.field.shape:
+        kept = rows[self.name]
+        try:
+            array = np.asarray(value)
+            fits = array.shape == self.field.shape
+            if fits:
+                array = array - self.start if self.start else array
+                kept[row] = array
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"{self.name!r} that is no array of {self.field.dtype}: {error}") from error
+        if not fits:
             raise SpecError(
-                f"{self.name!r} of shape {list(np.shape(value))}; its observation space says {list(self.field.shape)}"
+                f"{self.name!r} of shape {list(array.shape)}; its observation space says {list(self.field.shape)}"
             )
-        rows[self.name][row] = value - self.start if self.start else value
+        if array.dtype != kept.dtype and kept.dtype.kind in "iu" and (kept[row] != array).any():
+            raise SpecError(
+                f"{self.name!r} of {array.dtype} values that {self.field.dtype} does not hold, which its observation "
+                "space says: return whole numbers in its range, or change the space"
+            )
         return 0
 
 

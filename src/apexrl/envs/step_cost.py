@@ -20,6 +20,7 @@ MOST_THREADS = 256
 
 _MEASURED_SECONDS = 0.1
 _MOST_STEPS = 32
+_MOST_LOOKS = 10  # at clock and counts
 _LONG_SECONDS = 1.0  # a step that takes so long is not made twice
 
 
@@ -70,12 +71,34 @@ class RandomSteps:
 
 
 def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:
-    began, (computed, queued) = time.perf_counter(), thread_seconds()
-    steps, spent = 0, 0.0
-    while steps < most and spent < _MEASURED_SECONDS:
+    began, steps = moment(), 0
+    while steps < most and time.perf_counter() - began.clock < _MEASURED_SECONDS:
         with call():
             going.step()
-        steps, spent = steps + 1, time.perf_counter() - began
-    now_computed, now_queued = thread_seconds()
-    computed, own = now_computed - computed, max(1e-9, spent - (now_queued - queued))
-    return StepCost(own / steps, min(1.0, max(0.0, 1.0 - computed / own)))
+        steps += 1
+    now = moment()
+    own = began.own_until(now)
+    return StepCost(own / steps, min(1.0, max(0.0, 1.0 - (now.computed - began.computed) / own)))
+
+
+class Moment(NamedTuple):
+    """By the clock, and by what the kernel has counted of this thread until then: seconds."""
+
+    clock: float
+    computed: float
+    queued: float
+
+    def own_until(self, later: Moment) -> float:
+        """Seconds until ``later`` in which it computed or waited, but not for a core; above 0."""
+        return max(1e-9, later.clock - self.clock - (later.queued - self.queued))
+
+
+def moment() -> Moment:
+    """Now. The thread has not lost its core between two of its numbers, as far as can be had."""
+    before = thread_seconds()
+    for _ in range(_MOST_LOOKS):
+        clock, after = time.perf_counter(), thread_seconds()
+        if after.queued == before.queued:
+            break
+        before = after
+    return Moment(clock, *after)

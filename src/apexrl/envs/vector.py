@@ -93,6 +93,7 @@ class VectorEnv:
         self._absent = np.zeros(self.num_envs, np.bool_)  # agents that have not appeared since the reset of all
         self._backend = backend
         self._clip = reward_clip
+        self._most = float(np.finfo(np.float64 if reward_clip else np.float32).max)  # magnitude of a reward
         self._seed = seed
         self._everybody = np.arange(self.num_envs)
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -132,17 +133,19 @@ class VectorEnv:
             timeout: seconds to wait for so many; with fewer, the answer is None.
 
         Raises:
-            EnvError: an environment raised an error, or a reward is NaN or infinite.
+            EnvError: an environment raised an error, or a reward is NaN or infinite, or too large for a float32.
         """
         rows = self._backend.receive(least, timeout)
         if rows is None:
             return None
         reward, which = rows.reward, rows.which
         numbers = self._everybody if which is None else which
-        if not np.isfinite(reward).all():
-            row = int(np.flatnonzero(~np.isfinite(reward))[0])
+        possible = np.abs(reward) <= self._most  # of NaN it is not true
+        if not possible.all():
+            row = int(np.flatnonzero(~possible)[0])
             raise EnvError(
-                f"{self.name}: environment {numbers[row]} returned the reward {reward[row]}; it must be finite"
+                f"{self.name}: environment {numbers[row]} returned the reward {reward[row]}; it must be finite as a "
+                "float32"
             )
         at = slice(None) if which is None else which
         starts = self._ended[at].copy()
@@ -163,9 +166,8 @@ class VectorEnv:
                 told = rows.metrics.get(number, {}) if rows.metrics else {}
                 episodes.append(Episode(number, float(self._returns[number]), int(self._lengths[number]), told))
             self._returns[games], self._lengths[games] = 0.0, 0
-        learned = reward.astype(np.float32, copy=False)
-        if self._clip:
-            learned = np.clip(learned, -self._clip, self._clip)
+        clipped = np.clip(reward, -self._clip, self._clip) if self._clip else reward
+        learned: NDArray[np.float32] = clipped.astype(np.float32, copy=False)
         return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which, idle)
 
     def _refuse_changes(self) -> None:

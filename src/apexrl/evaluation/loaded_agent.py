@@ -64,8 +64,8 @@ class LoadedAgent:
             arrays ``[B, ...]``.
 
         Raises:
-            SpecError: an entry is missing, a shape is neither that of one observation nor of a batch, or a mask leaves
-                no action.
+            SpecError: an entry is missing, a shape is neither that of one observation nor of a batch, values are not
+                those of its dtype, or a mask leaves no action.
         """
         if action_mask is not None:
             observation = self._with_mask(observation, action_mask)
@@ -146,7 +146,11 @@ class LoadedAgent:
                 raise SpecError(f"{name} has shape {value.shape}; one is {field.shape}, a batch [B, *{field.shape}]")
             batched.add(not one)
             start = self.spec.starts.get(name, 0)
-            arrays[name] = (value - start if start else value).astype(field.dtype, copy=False)
+            value = value - start if start else value
+            with np.errstate(invalid="ignore"):  # of NaN
+                arrays[name] = stored = value.astype(field.dtype, copy=False)
+            if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():
+                raise SpecError(f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own")
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")

@@ -86,17 +86,19 @@ def _looked(config: Config) -> EnvFacts:
 
 
 def _measured(config: Config, seconds: float) -> float | None:
-    """Seconds of one step with random actions, resets included; None where the environment raises an error."""
+    """Seconds of one step with random actions, resets included, without those in which other work had the core; None
+    where the environment raises an error."""
     from apexrl.envs import make_env
-    from apexrl.envs.step_cost import RandomSteps
+    from apexrl.envs.step_cost import RandomSteps, moment
 
     try:
         with closing(make_env(config.env)) as env:
             going = RandomSteps(env, config.seed % 2**32)
-            steps, began = 0, time.perf_counter()
-            while (spent := time.perf_counter() - began) < seconds or not steps:
+            steps, began = 0, moment()
+            while time.perf_counter() - began.clock < seconds or not steps:
                 going.step()
                 steps += 1
+            now = moment()
     except Exception:  # the run will say what is wrong with it, or restart it
         return None
-    return spent / steps
+    return began.own_until(now) / steps

@@ -48,7 +48,7 @@ def choose(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
         return Choice(topologies.info(topology).agent if agent == AUTO else agent, topology or "apex", "")
     best = pairs[0]
     found = next((pair for pair in pairs if not _in_vain(*pair, given)), best)
-    seen = "observations are categories, " * facts.categorical
+    seen = "observations of categories alone, " * facts.categorical
     reasons = [f"{facts.action_words}, {seen}{_speed(facts)}", f"{cores} core{'s' if cores != 1 else ''}"]
     if topology:
         reasons.append(f"--topology {topology}")

@@ -171,7 +171,7 @@ class TablesWriter:
         chosen = self._goes[:, which]
         places = self._places(tables)
         if tables is None and not begins.any():
-            places = [place for place in places if chosen[place].any()]
+            places = [place for place in places if chosen[place].any()] or places[:1]  # none: as the first takes them
         arrays = self._checked(values, places, rows)
         if not np.isfinite(arrays["reward"]).all():
             bad = int(np.flatnonzero(~np.isfinite(arrays["reward"]))[0])

@@ -12,6 +12,7 @@ from apexrl.config.agent_game_settings import OWN
 from apexrl.config.convert import override
 from apexrl.errors import ApexrlError, ConfigError
 from apexrl.protocols import Agent, Arrays, Context, WeightsReader
+from apexrl.roles.checkpointing import Saving, folder_of
 from apexrl.roles.evaluator import Trial
 from apexrl.roles.pool_players import PoolPlayers, sources
 from apexrl.roles.role_envs import role_envs
@@ -32,7 +33,7 @@ class PoolKeeper:
     It writes the newest weights as they are published, adds them as a policy every ``pool_period_steps``, and lets
     them play matches with the policies of the pool: whoever has played least comes next. Of these come Elo ratings,
     and how often each is beaten, by which actors draw their opponents. All lies in files that are replaced whole: who
-    takes over after it, in a restarted or resumed run, goes on with them.
+    takes over after it, in a restarted or resumed run, goes on with them. What cannot be written is tried again later.
     """
 
     traits = RoleTraits("pool_keeper", Work("matches", "matches/s", "evaluating"), writes_to_folder=True)
@@ -58,6 +59,8 @@ class PoolKeeper:
         self._version = 0  # of the newest weights here
         self._newest: Arrays = {}
         self._written_at = -np.inf
+        self._saving = Saving(context, 0.0, "its pool")
+        self._unwritten = False  # the ratings have changed since they were written
         self._trial: Trial | None = None
         self._member: Member | None = None
         self._next_match = context.clock()
@@ -100,13 +103,22 @@ class PoolKeeper:
         now = time.monotonic()
         env_steps, members = self._context.total("env_steps"), self._ratings.members
         due = not members or env_steps >= members[-1].env_steps + self._settings.pool_period_steps
-        if not self._newest or not (due or (found is not None and (last or now >= self._written_at + _NEWEST_SECONDS))):
+        changed = found is not None and (last or now >= self._written_at + _NEWEST_SECONDS)
+        if not self._newest or not (due or changed or self._unwritten) or not (last or self._saving.due):
             return False
         self._written_at = now
+        if last:
+            self._keep(env_steps, due)
+            return True
+        return self._saving.now(lambda: self._keep(env_steps, due))
+
+    def _keep(self, env_steps: int, add: bool) -> None:
+        folder_of(self._context)  # one that is gone is not made anew
         self._pool.put_newest(self._newest, self._version, env_steps)
-        if due:
+        if add:
             self._add(env_steps)
-        return True
+        if self._unwritten:
+            self._write()
 
     def _add(self, env_steps: int) -> None:
         ratings = self._ratings
@@ -117,7 +129,7 @@ class PoolKeeper:
         ratings.members.append(member)
         while (leaves := ratings.leaving(self._settings.pool_size)) is not None:
             ratings.members.remove(leaves)
-        self._write()
+        self._unwritten = True
 
     def _begin(self) -> None:
         """A match of the newest policy with whoever has played least, of equals the latest."""
@@ -142,15 +154,18 @@ class PoolKeeper:
         if member is not ratings.members[0]:
             member.elo = changed
         member.played(won.mean, won.episodes)
-        ratings.version = self._version
-        self._write()
+        ratings.version, self._unwritten = self._version, True
+        if self._saving.due:
+            self._saving.now(self._write)
         rates = [one.win_rate for one in ratings.members]
         self._context.send(
             "ratings", elo=ratings.elo, size=len(rates), win_rate=float(np.mean(rates)), least_win_rate=min(rates)
         )
 
     def _write(self) -> None:
+        folder_of(self._context)
         self._pool.put_ratings(self._ratings)
+        self._unwritten = False
 
 
 def _draws(config: Config) -> bool:

@@ -284,12 +284,17 @@ def _make_unique(out: Path, name: str) -> Path:
 
 
 def _runs_nearby(path: Path) -> str:
+    if inside := _run_names(path):
+        return f" Runs in {path}: {', '.join(inside[-3:])}"
     parent = path.parent if path.parent.is_dir() else Path("runs")
-    names = [entry.parent.name for entry in parent.glob("*/config.toml")] if parent.is_dir() else []
+    names = _run_names(parent)
     if hint := did_you_mean(path.name, names):
         return hint
-    newest = sorted(names)[-3:]
-    return f" Runs in {parent}: {', '.join(newest)}" if newest else f" There are no runs in {parent}"
+    return f" Runs in {parent}: {', '.join(names[-3:])}" if names else f" There are no runs in {parent}"
+
+
+def _run_names(folder: Path) -> list[str]:
+    return sorted(entry.parent.name for entry in folder.glob("*/config.toml"))
 
 
 def _finite(value: Any) -> Any:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import struct
 import sys
@@ -37,6 +38,8 @@ _RUN, _KEPT = "run", "kept"  # keys of generations.json: the newest generation o
 _LOOK_SECONDS = 0.1
 _TURN_SECONDS = 0.1  # for another thread's write
 _HOLDER_BYTES = 4096
+_COMMAND_CHARACTERS = 2000  # of a holder's command line; the JSON around it must stay whole
+_SECRET = re.compile(r"://.*(@|password=).*", re.DOTALL)  # what a URL with a password has behind its scheme
 _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL))
 _locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -120,13 +123,18 @@ class RunLock:
     def _introduce(self) -> None:
         """Write the holder into the file."""
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        who = {"host": os.uname().nodename, "pid": os.getpid(), "since": since, "command": shlex.join(sys.argv)}
+        who = {"host": os.uname().nodename, "pid": os.getpid(), "since": since, "command": _command()}
         text = json.dumps(who)[: _HOLDER_BYTES - 1] + "\n"
         try:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, text.encode(), 0)
         except OSError:
             pass  # a full disk: the lock holds all the same
+
+
+def _command() -> str:
+    """This process's command line, as far as others may know it: of a URL with a password the scheme alone."""
+    return shlex.join(_SECRET.sub("://…", word) for word in sys.argv)[:_COMMAND_CHARACTERS]
 
 
 def holder(lock: Path) -> str:
