@@ -190,7 +190,8 @@ def _head(records: Sequence[Record]) -> str:
         f"{'; '.join(machines)}; {used}.\n"
         "IQM: interquartile mean of normalised scores over tasks and seeds; in brackets the 95 % interval of a "
         "bootstrap stratified by task. Score: 0 is a random agent, 1 the published return; of the weights that did "
-        "best in the run's own evaluations, or of the last ones, in 20 greedy episodes on fresh seeds. A run that failed counts as random. "
+        "best in the run's own evaluations, or of the last ones, in 20 greedy episodes on fresh seeds. A run that "
+        "failed counts as random. "
         "Equal wall time: the last evaluation of either before the faster of the two had made its steps, on tasks "
         "whose seconds were measured without other work.\n"
     )
