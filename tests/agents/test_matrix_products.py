@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from apexrl.agents import agent_class, matrix_products
 from apexrl.agents.matrix_products import LEAST_WORK, choose_products
@@ -37,8 +37,9 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_products, "_able", lambda: True)
 
 
-def networks(*layers: nn.Module) -> dict[str, Any]:
-    return {str(number): SimpleNamespace(network=layer) for number, layer in enumerate(layers)}
+def layers(*shapes: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
+    """Weights of an agent, as it publishes them."""
+    return {str(shape): np.zeros(shape, np.float32) for shape in shapes}
 
 
 def relative_error(rows: int, inner: int, columns: int) -> float:
@@ -55,37 +56,31 @@ def relative_error(rows: int, inner: int, columns: int) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_stay_float32(able: None, shape: tuple[int, int, int]) -> None:
     """Whatever this processor is: where its products would be of fewer digits, nothing is chosen."""
-    choose_products(networks(nn.Linear(512, 512)), ROWS)
+    choose_products(layers((512, 512)), ROWS)
     assert relative_error(*shape) < 1e-6  # one rounding to bfloat16 is 4e-3, to TF32 5e-4
 
 
 def test_products_of_fewer_digits_are_not_taken(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: False)
-    assert not choose_products(networks(nn.Linear(512, 512)), ROWS)
+    assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_small_products_are_as_they_were(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: True)
-    small, large = nn.Linear(64, 64), nn.Linear(LEAST_WORK // ROWS // 64, 64)
-    assert choose_products(networks(small, large), ROWS)
+    small, large = (64, 64), (LEAST_WORK // ROWS // 64, 64)
+    assert choose_products(layers((64,), small, large), ROWS)
     assert torch.get_float32_matmul_precision() == "medium"
-    assert not choose_products(networks(small), ROWS)  # a later learner of the same process
+    assert not choose_products(layers(small), ROWS)  # a later learner of the same process
     assert torch.get_float32_matmul_precision() == "highest"
-    assert not choose_products({}, ROWS)  # an agent of one's own that names no networks
-
-
-def test_members_of_an_ensemble_are_multiplied_each_by_itself(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: True)
-    many = nn.Module()
-    many.register_parameter("weights", nn.Parameter(torch.zeros(100, 64, 64)))
-    assert not choose_products(networks(many), ROWS)
+    assert not choose_products({}, ROWS)
+    assert not choose_products(layers((100, *small)), ROWS)  # an ensemble's members are multiplied each by itself
 
 
 def test_other_processors_keep_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_products, "_able", lambda: False)
     torch.set_float32_matmul_precision("high")
-    assert not choose_products(networks(nn.Linear(512, 512)), ROWS)
+    assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "high"
 
 
@@ -107,7 +102,7 @@ def test_gradients_are_the_same_to_rounding(able: None, name: str, seed: int) ->
         torch.set_float32_matmul_precision("highest")
         agent: Any = agent_class(name)(BOX, config, "cpu", seed)
         if quick:
-            choose_products(agent.networks, ROWS)
+            choose_products(agent.weights(), ROWS)
         return {group: one.clone() for group, one in agent.gradients(agent.prepare(batch)).groups.items()}
 
     plain = found(False)
@@ -129,9 +124,10 @@ def test_the_learner_says_how_many_rows_there_are(
 ) -> None:
     asked: list[tuple[dict[str, Any], int]] = []
     monkeypatch.setattr(matrix_products, "choose_products", lambda *given: asked.append(given))
-    agent = SimpleNamespace(networks=networks(nn.Linear(4, 4)), item=item)
+    weights = layers((4, 4))
+    agent: Any = SimpleNamespace(weights=lambda: weights, item=item)
     settings = Config(agent=AgentConfig(minibatches=minibatches), learner=LearnerConfig(batch_size=32))
     learner_module.quicken_products(agent, settings, "cuda:0")
     assert not asked
     learner_module.quicken_products(agent, settings, "cpu")
-    assert asked == [(agent.networks, rows)]
+    assert asked == [(weights, rows)]

@@ -8,23 +8,18 @@ does not round them. Small products are quicker with MKL: each of oneDNN's costs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from functools import cache
+from pathlib import Path
 
 import torch
-from torch import nn
+
+from apexrl.spec import Array
 
 LEAST_WORK = 1 << 23  # multiplications of a batch by the largest layer; with fewer, smaller layers lose what this gains
 
 
-class HasNetwork(Protocol):
-    """A parameter group of an agent: its ``networks`` holds these by name."""
-
-    @property
-    def network(self) -> nn.Module: ...
-
-
-def choose_products(networks: Mapping[str, HasNetwork], rows: int) -> bool:
-    """Set the library for this process, from these networks' layers and batches of so many rows.
+def choose_products(weights: Mapping[str, Array], rows: int) -> bool:
+    """Set the library for this process, by an agent's ``weights`` and the rows of its batches.
 
     Nothing is set where the processor is not AMD's with AVX-512, or where oneDNN's products would not be float32.
 
@@ -33,8 +28,8 @@ def choose_products(networks: Mapping[str, HasNetwork], rows: int) -> bool:
     """
     if not _able():
         return False
-    layers = (weight for each in networks.values() for weight in each.network.parameters() if weight.ndim > 1)
-    chosen = rows * max((weight.shape[-2] * weight.shape[-1] for weight in layers), default=0) >= LEAST_WORK
+    layers = [array.shape[-2] * array.shape[-1] for array in weights.values() if array.ndim > 1]  # one of an ensemble's
+    chosen = rows * max(layers, default=0) >= LEAST_WORK
     torch.set_float32_matmul_precision("medium" if chosen else "highest")
     if chosen and not _keeps_float32():
         torch.set_float32_matmul_precision("highest")
@@ -42,9 +37,14 @@ def choose_products(networks: Mapping[str, HasNetwork], rows: int) -> bool:
     return chosen
 
 
+@cache
 def _able() -> bool:
-    found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases cannot tell
-    return bool(found.get("avx512_f")) and str(found.get("cpu_name", "")).startswith("AMD")
+    """Whether Linux says that the processor is AMD's, with AVX-512."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "AuthenticAMD" in told and "avx512f" in told
 
 
 def _keeps_float32() -> bool:

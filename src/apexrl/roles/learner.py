@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError, SpecError
@@ -274,14 +274,14 @@ def pinned(shape: tuple[int, ...], dtype: str) -> Array:
     return cast("Array", torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy())
 
 
-def quicken_products(agent: Any, config: Config, device: str) -> None:
+def quicken_products(agent: Agent, config: Config, device: str) -> None:
     """Let the quicker library multiply an agent's matrices, where it learns on the CPU."""
     if device == "cpu":
         from apexrl.agents.matrix_products import choose_products
 
         item: Item = getattr(agent, "item", Item())
         steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
-        choose_products(getattr(agent, "networks", {}), config.learner.batch_size * steps)
+        choose_products(agent.weights(), config.learner.batch_size * steps)
 
 
 def torch_device(name: str, place: int = 0) -> str:
