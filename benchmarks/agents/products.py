@@ -34,7 +34,8 @@ SIDE = 1_024
 
 
 class Case(NamedTuple):
-    """An agent's update; the environment's shapes are HalfCheetah's, of CartPole where actions are ``discrete``."""
+    """An agent's update, policy and critics of the same units; the environment's shapes are HalfCheetah's, and
+    CartPole's where actions are ``discrete``."""
 
     agent: str
     hidden: tuple[int, ...]
@@ -60,7 +61,7 @@ def prepared(case: Case) -> tuple[Any, Callable[[], object]]:
     size, action = (4, ActionSpec(n=2)) if case.discrete else (17, ActionSpec((6,), "float32", low=-one, high=one))
     spec = EnvSpec({"observation": Field((size,), "float32")}, action)
     config = presets.with_agent(presets.preset("cartpole" if case.discrete else "pendulum").config, case.agent).agent
-    agent: Any = agent_class(case.agent)(spec, replace(config, hidden=case.hidden), "cpu", 0)
+    agent: Any = agent_class(case.agent)(spec, replace(config, hidden=case.hidden, critic_hidden=()), "cpu", 0)
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, 2, case.batch) if case.discrete else rng.uniform(-1, 1, (case.batch, 6))
     data = {

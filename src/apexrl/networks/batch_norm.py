@@ -70,7 +70,7 @@ class BatchRenorm(nn.Module):
             warm = self.batches >= WARM_UP  # on the device: nothing waits for it
             r = torch.where(warm, (deviation / running).clamp(1.0 / R_MAX, R_MAX), 1.0)
             d = torch.where(warm, ((mean - self.mean) / running).clamp(-D_MAX, D_MAX), 0.0)
-        y: Tensor = _Renormalised.apply(x, scale, shift, centred, deviation, r, d)
+        y: Tensor = _Renormalised.apply(x, scale, shift, centred, deviation, r, d)  # type: ignore[no-untyped-call]
         return y
 
     def commit(self) -> None:
@@ -96,7 +96,7 @@ class _Renormalised(torch.autograd.Function):
         return torch.addcmul(shift + d * scale, centred, scale * r / deviation)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """∂x = γ·r/σ·(g − ḡ − (x − μ)/σ²·mean(g·(x − μ))) of every batch, with g = ∂y; ∂γ = Σ g·(x̂·r + d); ∂β = Σ g."""
         scale, centred, deviation, r, d = ctx.saved_tensors
