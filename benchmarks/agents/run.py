@@ -12,6 +12,7 @@ QUESTIONS = {
     "learning": "What does every agent reach, within how many steps?",
     "sb3": "The same updates from the same steps: how long, beside Stable-Baselines3?",
     "layers": "Which share of the processor's peak does each layer of the Atari network reach?",
+    "products": "How long does an update take with MKL's matrix products, and with oneDNN's?",
     "updates": "How many updates on the Atari network, beside a plain PyTorch loop?",
 }
 

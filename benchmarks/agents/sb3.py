@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Result = dict[str, Any]
-EPISODES, BAR, TOLERANCE = 20, 0.7, 0.03
+EPISODES, BAR, TOLERANCE = 20, 0.6, 0.03
 DRIFT = 0.01  # of all updates: how far ours may be from its proportion at any time
 
 

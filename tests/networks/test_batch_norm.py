@@ -52,6 +52,38 @@ def test_after_the_warm_up_it_renormalises() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("count", "batch", "features"), [(1, 1, 4), (2, 33, 5), (10, 512, 7), (1, 256, 256)])
+@pytest.mark.parametrize("warm", [False, True])
+def test_gradients_by_hand_are_those_of_autograd(seed: int, count: int, batch: int, features: int, warm: bool) -> None:
+    """Of the inputs, the scale and the shift, where all three are random and r and d within their limits and not."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    norm = BatchRenorm(count, features).double().train()
+    norm.batches.fill_(WARM_UP * warm)
+    norm.mean.copy_(3.0 * normal(count, 1, features))
+    norm.variance.copy_(normal(count, 1, features).exp() ** 2)
+    with torch.no_grad():
+        norm.scale.copy_(normal(count, 1, features))
+        norm.shift.copy_(normal(count, 1, features))
+    x = (normal(count, batch, features) + 1.0).requires_grad_()
+    downstream = normal(count, batch, features)
+    y = norm(x)
+    mean = x.mean(dim=1, keepdim=True)
+    deviation = (x.var(dim=1, correction=0, keepdim=True) + EPS).sqrt()
+    running = (norm.variance + EPS).sqrt()
+    r = (deviation / running).clamp(1.0 / R_MAX, R_MAX).detach() if warm else torch.ones_like(running)
+    d = ((mean - norm.mean) / running).clamp(-D_MAX, D_MAX).detach() if warm else torch.zeros_like(running)
+    expected = ((x - mean) / deviation * r + d) * norm.scale + norm.shift
+    torch.testing.assert_close(y, expected)
+    learning = [x, norm.scale, norm.shift]
+    found, wanted = (torch.autograd.grad((z * downstream).sum(), learning) for z in (y, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_statistics_wait_for_the_commit() -> None:
     norm, x = BatchRenorm(2, 3).train(), rows()
     before = {name: buffer.clone() for name, buffer in norm.named_buffers()}

@@ -15,7 +15,7 @@ from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
 from apexrl.roles.goal_relabelling import goal_relabelling
-from apexrl.roles.learner import nonfinite_message, torch_device, write_back
+from apexrl.roles.learner import nonfinite_message, quicken_products, torch_device, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
@@ -72,9 +72,9 @@ class GradientLearner:
         torch.set_num_threads(max(1, settings.learner_threads))
         self._context = context
         self._name = config.agent.agent
-        self._agent: Any = agent_class(config.agent.agent)(
-            spec, config.agent, torch_device(settings.device, context.index), context.seed
-        )
+        device = torch_device(settings.device, context.index)
+        self._agent: Any = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        quicken_products(self._agent, config, device)
         self._item: Item = getattr(self._agent, "item", Item())
         self._parameters = parameters
         self._client = ParameterClient(self._agent, parameters, gradients, context.index)

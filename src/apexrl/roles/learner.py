@@ -81,6 +81,7 @@ class Learner:
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
         self._item: Item = getattr(self._agent, "item", Item())
+        quicken_products(self._agent, config, device)
         self._folder = RunFolder(context.folder)
         self._leads = not elsewhere and (averaging is None or context.index == 0)
         self._publishes = self._leads or elsewhere
@@ -271,6 +272,16 @@ def pinned(shape: tuple[int, ...], dtype: str) -> Array:
     import torch
 
     return cast("Array", torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy())
+
+
+def quicken_products(agent: Agent, config: Config, device: str) -> None:
+    """Let the quicker library multiply an agent's matrices, where it learns on the CPU."""
+    if device == "cpu":
+        from apexrl.agents.matrix_products import choose_products
+
+        item: Item = getattr(agent, "item", Item())
+        steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
+        choose_products(agent.weights(), config.learner.batch_size * steps)
 
 
 def torch_device(name: str, place: int = 0) -> str:
