@@ -45,8 +45,8 @@ class Learner:
 
     With ``averaging`` several learners make every update together (``SyncGroup``). The first publishes, counts updates
     and writes checkpoints for all. With ``elsewhere`` that is one of another host: this one publishes to the actors of
-    its own host alone. ``publisher`` is the place of another learner that publishes to the actors beside it: as all have
-    the same parameters, weights need not come from the first.
+    its own host alone. ``publisher`` is the place of another learner that publishes to the actors beside it: all have the
+    same parameters, so weights need not come from the first.
     """
 
     traits = RoleTraits(
@@ -86,7 +86,8 @@ class Learner:
         self._folder = RunFolder(context.folder)
         self._leads = not elsewhere and (averaging is None or context.index == 0)
         self._publishes = self._leads or elsewhere
-        self._follows = not self._publishes and context.index == publisher  # and publishes once it has the others' state
+        # It publishes once it has the others' state.
+        self._follows = not self._publishes and context.index == publisher
         if self._leads:
             checkpointing.restore(context, self._agent, weights, config.agent.agent)
 
