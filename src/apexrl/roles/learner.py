@@ -45,8 +45,8 @@ class Learner:
 
     With ``averaging`` several learners make every update together (``SyncGroup``). The first publishes, counts updates
     and writes checkpoints for all. With ``elsewhere`` that is one of another host: this one publishes to the actors of
-    its own host alone. ``publisher`` is the place of another learner that publishes to the actors beside it: all have the
-    same parameters, so weights need not come from the first.
+    its own host alone. ``publisher`` is the place of another learner that publishes to the actors beside it: all have
+    the same parameters, so weights need not come from the first.
     """
 
     traits = RoleTraits(

@@ -67,8 +67,8 @@ def averaging_options(program: Program) -> dict[str, Any]:
 
 
 def spread(home: Program, sides: Sequence[Program], nodes: int) -> tuple[Program, list[Program]]:
-    """Learner i on node i mod ``nodes``: of node 0 at home, of node k in group k. The first of each node publishes to its
-    weights board.
+    """Learner i on node i mod ``nodes``: of node 0 at home, of node k in group k. The first of each node publishes to
+    its weights board.
 
     Args:
         home: the learner's node, with all learners.
