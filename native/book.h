@@ -209,23 +209,24 @@ class Book {
     const uint64_t used = std::min<uint64_t>(header().next_unused.load(std::memory_order_acquire),
                                              view_.geometry().slots);
     for (; seen_unused_ < used; ++seen_unused_) unsettled_.push_back(uint32_t(seen_unused_));
-    for (size_t i = 0; i < unsettled_.size();) {
-      const uint32_t s = unsettled_[i];
+    size_t kept = 0;
+    for (const uint32_t s : unsettled_) {
       const SlotWord word = SlotWord::unpack(view_.meta(s).word.load(std::memory_order_acquire));
       if (word.state == SlotState::unused) {  // claimed at this moment
-        ++i;
+        unsettled_[kept++] = s;
         continue;
       }
-      unsettled_.erase(unsettled_.begin() + std::ptrdiff_t(i));
       if (!word.sound(view_.geometry())) {
         damaged();
         continue;
       }
-      store.slots[s].generation = word.generation;
       auto& held = held_[word.lane];
-      if (std::find(held.begin(), held.end(), s) == held.end()) held.push_back(s);
+      const bool seen = store.slots[s].generation != 0;  // as one that this owner gave out, which is there already
+      store.slots[s].generation = word.generation;
+      if (!seen || std::find(held.begin(), held.end(), s) == held.end()) held.push_back(s);
       seen_published_[word.lane] = ~uint64_t(0);
     }
+    unsettled_.resize(kept);
   }
 
   // Adds new items of a lane's slots to the tree, and slots that it closed to the order.

@@ -46,21 +46,21 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
     });
     if (!sound) return "a compressed value is none of its field";
   }
+  StepHead before{};
   constexpr uint8_t kKnown = kTerminated | kTruncated | kFinal | kStart | kItem | kAbsent, kEnd = kTerminated | kTruncated;
   for (uint32_t r = 0; r < c.rows; ++r) {
-    const StepHead now = head(r);
+    const StepHead last = before, now = before = head(r);
     if (now.flags & ~kKnown) return "a step has unknown flags";
     if (!std::isfinite(now.reward)) return "a reward is NaN or infinite";
     if (now.flags & kAbsent) {
-      if (r >= g.behind || now.flags != kAbsent || (r > 0 && !(head(r - 1).flags & kAbsent))) return "a step is absent in between";
+      if (r >= g.behind || now.flags != kAbsent || (r > 0 && !(last.flags & kAbsent))) return "a step is absent in between";
       continue;
     }
     if ((now.flags & kFinal) && (now.flags & kEnd)) return "a final observation ends again";
     if (r == 0) continue;
-    const StepHead before = head(r - 1);
-    if (before.flags & (kFinal | kAbsent)) {
+    if (last.flags & (kFinal | kAbsent)) {
       if (now.age != 0 || (now.flags & kFinal)) return "an episode does not begin where the last one ended";
-    } else if (now.age != std::min(before.age + 1, 255) || bool(now.flags & kFinal) != bool(before.flags & kEnd)) {
+    } else if (now.age != std::min(last.age + 1, 255) || bool(now.flags & kFinal) != bool(last.flags & kEnd)) {
       return "an episode's steps do not follow one another";
     }
   }
@@ -78,15 +78,10 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
     if (g.kind == Kind::transition ? bool(now.flags & kFinal) : !(now.flags & kStart)) return "an item begins where none can";
     if (g.cells > 0 && now.cell != items) return "the per-item values are out of order";
     ++items;
-    uint32_t span = 0;  // as span_of
     const uint32_t row = g.behind + p;
-    if (g.kind == Kind::unroll) {
-      span = uint64_t(row) + g.n_step < c.rows ? g.n_step : 0;
-    } else {
-      for (uint32_t k = 0; k < g.n_step && row + k + 1 < c.rows && span == 0; ++k)
-        if ((head(row + k).flags & kEnd) || k + 1 == g.n_step) span = k + 1;
-    }
-    if (span == 0) return "an item's window is not complete";
+    bool complete = uint64_t(row) + g.n_step < c.rows;  // as span_of
+    for (uint32_t r = row; !complete && g.kind != Kind::unroll && r + 1 < c.rows; ++r) complete = head(r).flags & kEnd;
+    if (!complete) return "an item's window is not complete";
   }
   return items == c.items ? nullptr : "its items are not as many as it says";
 }
@@ -175,7 +170,8 @@ class Inbox {
       if (lease_.room() == 0) return CommitStatus::wait;
       const int64_t n = place(i, c, body, from, before, Entry{account, 0, item, account_state.committed.load(std::memory_order_relaxed), missing}, sequence);
       if (n < 0) return CommitStatus::wait;
-      for (int64_t k = 0; k < n; ++k) before += staged_of(c, body, from + uint32_t(k)) >= 0.0;
+      if (from + n < c.positions)
+        for (int64_t k = 0; k < n; ++k) before += staged_of(c, body, from + uint32_t(k)) >= 0.0;
       from += uint32_t(n);
     }
     lease_.announce();

@@ -15,6 +15,7 @@ import msgspec
 import redis
 
 from apexrl._native import ChunkHeads
+from apexrl.launch.worker_process import keep_memory
 from apexrl.links.redis.encoding import FrameHead, encode_frame
 from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender
 from apexrl.links.redis.keys import RunKeys
@@ -111,13 +112,14 @@ def whole_send(task: Task, pipe: Connection) -> None:
     """Out of an actor host's replay, as the uplink does it."""
     shape = material.SHAPES[task.shape]
     with material.replay(shape, 2 * (task.chunks + 64) * 64) as source:
+        taker = ChunkSource(source)
+        taker.take(0, 0.0)  # an uplink owns its replay before anything is in it
         with source.writer(streams=material.STREAMS) as writer:
             for step in material.steps(shape, task.chunks // material.STREAMS * 64, seed=0):
                 writer.append(step)
-        taker = ChunkSource(source)
         sender = _sender(task)
         sender.step(1.0)
-        expected = len(source)
+        expected = int(source.core.native.counters()["inserted"])  # len() would take them in before the clock runs
         _begin(pipe, expected)
         _send_all(sender, _taken(taker, task.frame_bytes))
         if sender.committed_items != expected:
@@ -204,6 +206,7 @@ def _send_all(sender: ExperienceSender, frames: Iterable[tuple[ChunkHeads, bytes
 
 def _begin(pipe: Connection, items: int = 0) -> int:
     """Say that all is ready, and wait for the start; answers how many items will be sent."""
+    keep_memory()  # as every worker of a run does
     pipe.send(items)
     if not pipe.poll(PATIENCE):
         raise TimeoutError("nobody said go")

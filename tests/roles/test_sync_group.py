@@ -154,6 +154,24 @@ def test_the_first_publishes_counts_and_keeps(together: Together) -> None:
     assert updates * 2 * BATCH * T * 0.7 < steps <= (updates + 1) * 2 * BATCH * T
 
 
+def test_another_publishes_what_all_have_to_the_actors_beside_it(together: Together) -> None:
+    beside = InlineWeights()
+    together.learners[1] = Learner(
+        together.stage.context("learner", index=1, seed=101), config=CONFIG, spec=SPEC, replay=together.queues[1],
+        weights=beside, averaging=together.link, publisher=1,
+    )  # fmt: skip
+    assert beside.version == 0  # what it began with is not what the others have
+    for rounds in (1, 6):
+        while together.weights.version != beside.version or together.weights.version <= rounds:
+            together.rounds(1)
+            together.level()
+        newest, same = together.weights.latest(), beside.latest()
+        assert newest is not None
+        assert same is not None
+        for name, value in newest[1].items():
+            np.testing.assert_array_equal(value, same[1][name])
+
+
 def test_a_learner_that_begins_anew_takes_the_others_state_and_none_is_lost(together: Together) -> None:
     together.rounds(5)
     before = together.stage.run.totals["updates"]

@@ -62,6 +62,7 @@ def test_every_node_has_its_learners_with_the_weights_of_its_group(name: str) ->
     assert second.indices == (1,)
     assert second.ports["weights"] is actor.ports["weights"]
     assert first.ports["weights"] is not second.ports["weights"]
+    assert (first.ports["publisher"], second.ports["publisher"]) == (0, 1)
     assert [second.ports[f"queue_{i}"] for i in range(3)] == ["sampler 0", "sampler 1", "sampler 2"]
 
 

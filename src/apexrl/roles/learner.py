@@ -45,7 +45,8 @@ class Learner:
 
     With ``averaging`` several learners make every update together (``SyncGroup``). The first publishes, counts updates
     and writes checkpoints for all. With ``elsewhere`` that is one of another host: this one publishes to the actors of
-    its own host alone.
+    its own host alone. ``publisher`` is the place of another learner that publishes to the actors beside it: all have
+    the same parameters, so weights need not come from the first.
     """
 
     traits = RoleTraits(
@@ -66,6 +67,7 @@ class Learner:
         weights: Weights,
         averaging: GradientAveraging | None = None,
         elsewhere: bool = False,
+        publisher: int | None = None,
     ) -> None:
         import torch
 
@@ -85,6 +87,8 @@ class Learner:
         self._folder = RunFolder(context.folder)
         self._leads = not elsewhere and (averaging is None or context.index == 0)
         self._publishes = self._leads or elsewhere
+        # It publishes once it has the others' state.
+        self._follows = not self._publishes and context.index == publisher
         if self._leads:
             checkpointing.restore(context, self._agent, weights, config.agent.agent)
 
@@ -141,6 +145,10 @@ class Learner:
         if self._held is None and not self._pace.due():
             return False
         group = self._group
+        if self._follows and group is not None and group.joined:
+            self._follows, self._publishes = False, True
+            if group.version > self._weights.version:
+                self._weights.publish(self._agent.weights(), group.version)
         ready = self._held or self._batches.next(wait=group is None or not group.abstains)
         if ready is None:
             followed = group is not None and group.abstain()

@@ -83,6 +83,11 @@ class SyncGroup:
         self.missed = 0
         """Updates that the others made without this learner, since somebody set this to 0."""
 
+    @property
+    def joined(self) -> bool:
+        """Whether this learner has the state of all: that before update ``version``."""
+        return self._member.joined
+
     def update(self, prepared: Any) -> Learned | None:
         """One update with all others. None: they are still at theirs, or one was lost; call again with the same batch.
 

@@ -67,7 +67,8 @@ def averaging_options(program: Program) -> dict[str, Any]:
 
 
 def spread(home: Program, sides: Sequence[Program], nodes: int) -> tuple[Program, list[Program]]:
-    """Learner i on node i mod ``nodes``: of node 0 at home, of node k in group k, which has a weights board.
+    """Learner i on node i mod ``nodes``: of node 0 at home, of node k in group k. The first of each node publishes to
+    its weights board.
 
     Args:
         home: the learner's node, with all learners.
@@ -79,7 +80,7 @@ def spread(home: Program, sides: Sequence[Program], nodes: int) -> tuple[Program
 
     def those(indices: range, weights: Any) -> Node:
         here = tuple(indices)
-        ports_here = {**ports, "weights": weights}
+        ports_here = {**ports, "weights": weights, "publisher": here[0]}
         return replace(learner, ports=ports_here, count=len(here), indices=here, generations=(0,) * len(here))
 
     here = [those(places[0], ports["weights"]) if node is learner else node for node in home.nodes]

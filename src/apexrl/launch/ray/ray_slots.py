@@ -18,6 +18,7 @@ from apexrl.links.local.control_board import COUNTERS, STATES
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.links.tcp.tls import made_certificate
 from apexrl.run.status import WorkerState, WorkerStatus
+from apexrl.topologies.learner_hosts import averages
 from apexrl.topologies.program import Node, Program, ReplayLink, WeightsLink
 from apexrl.topologies.ray_cut import actor_group_side, asking, learner_node_side, sampling
 from apexrl.topologies.spread_learners import spread
@@ -220,7 +221,9 @@ class ActorGroup:
         self.program = program
         links = [port for node in program.nodes for port in node.ports.values()]
         self.has_shard = number > 0 and any(isinstance(port, ReplayLink) for port in links)
-        self.reads_weights = number > 0 and any(isinstance(port, WeightsLink) for port in links)
+        # A learner in the group publishes to it.
+        own = any(averages(node) for node in program.nodes)
+        self.reads_weights = number > 0 and not own and any(isinstance(port, WeightsLink) for port in links)
         self.asks: frozenset[str] = frozenset()  # roles that ask servers on the learner's node, and end with these
         self.serves: tuple[int, ...] = ()  # slots of the run
         self.acting = ""  # role of its actors
