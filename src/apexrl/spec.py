@@ -31,6 +31,9 @@ below it; and who takes part, [k]."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
 
+SHORTEST_IMAGE_SIDE = 5
+"""Pixels; what has a shorter side is a vector."""
+
 _LZ4_MOST_BYTES = 0x7E000000
 
 ACHIEVED_GOAL, DESIRED_GOAL = "observation/achieved_goal", "observation/desired_goal"
@@ -350,10 +353,18 @@ class EnvSpec:
 
     def is_image(self, name: str) -> bool:
         """Whether a field is encoded by convolutions over its numbers: three dimensions, or two of uint8, as one agent
-        sees it."""
+        sees it; not where a side is too short for them, as of tic-tac-toe's board."""
         field = self.each_sees(name)
         shaped = len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
-        return shaped and name not in self.padded and name not in self.categories
+        if not shaped or name in self.padded or name in self.categories:
+            return False
+        return min(image_sides(field.shape)) >= SHORTEST_IMAGE_SIDE
+
+
+def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of an image [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end."""
+    height, width = shape if len(shape) == 2 else shape[:2] if shape[-1] <= shape[0] else shape[1:]
+    return height, width
 
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:

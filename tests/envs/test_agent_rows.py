@@ -69,8 +69,17 @@ def test_an_agent_that_appears_later_has_no_final_observation_behind_it() -> Non
 @pytest.mark.parametrize("team", [False, True])
 def test_an_environment_may_say_after_how_many_steps_it_is_cut(team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """PettingZoo's families have ``max_cycles``."""
+    made: list[Any] = []
+    begin = agent_toys.Corridors.__init__
+
+    def noted(game: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(game)
+        begin(game, *args, **kwargs)
+
+    monkeypatch.setattr(agent_toys.Corridors, "__init__", noted)
     config = EnvConfig(env=GAME, team=team)
     assert env_spec_and_limit(config)[1] is None
+    assert len(made) == 1, "it is made once"
     monkeypatch.setattr(agent_toys.Corridors, "max_cycles", 25, raising=False)
     assert env_spec_and_limit(config)[1] == 25
     assert env_spec_and_limit(replace(config, max_episode_steps=7))[1] == 7

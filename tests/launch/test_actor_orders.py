@@ -329,6 +329,12 @@ def test_more_slots_than_a_replay_has_room_for_are_refused(
         Wiring(program, False, tmp_path / "none")
 
 
+def test_a_run_that_its_replay_refuses_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lower --actors and --actor-slots"):
+        launch(convert.override(small(tmp_path), {"actor_slots": 5000, "serial": True}))
+    assert not list(tmp_path.iterdir())
+
+
 def test_slots_for_more_workers_of_one_machine_leave_their_groups_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import socket
 import time
 from collections.abc import Callable
 
@@ -8,7 +10,7 @@ import pytest
 
 from apexrl.errors import WorkerError
 from apexrl.launch import fork_client
-from apexrl.launch.fork_client import ForkClient
+from apexrl.launch.fork_client import Died, ForkClient
 
 START = fork_client.start
 
@@ -43,3 +45,22 @@ def test_it_ends_when_its_maker_lets_go() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     server.close()  # again is fine
+
+
+def test_many_requests_in_a_row_do_not_wait_for_one_another() -> None:
+    """What the server says of the first ones fills its socket while the last ones fill ours."""
+    server, work, asked, died = ForkClient([], patience=60.0), pickle.dumps((print, ())), 400, 0
+    ours, theirs = socket.socketpair()
+
+    def all_died() -> bool:
+        nonlocal died
+        died += sum(isinstance(event, Died) and not event.status for event in server.events())
+        return died == asked
+
+    try:
+        with open(os.devnull, "w") as nowhere, ours, theirs:
+            for ticket in range(asked):
+                server.fork(ticket, work, f"test/{ticket}", theirs, nowhere.fileno())
+            assert wait_for(all_died)
+    finally:
+        server.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -115,9 +116,15 @@ def test_one_hot_of_stacked_categories() -> None:
     torch.testing.assert_close(encoded, torch.tensor([[0.0, 1, 0, 0, 0, 0, 0, 1]]))
 
 
-def test_too_small_an_image_and_continuous_actions_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"observation: an image of shape \(4, 4\)"):
-        encoder_for(EnvSpec({"observation": Field((4, 4), "uint8")}, ActionSpec(n=2)), ())
+@pytest.mark.parametrize("field", [Field((4, 4), "uint8"), Field((3, 3, 2), "int8"), Field((2, 4, 7), "float32")])
+def test_what_is_too_small_for_convolutions_is_a_vector(field: Field) -> None:
+    """Tic-tac-toe's board in PettingZoo is [3, 3, 2]."""
+    encoder = encoder_for(EnvSpec({"observation": field}, ActionSpec(n=2)), ())
+    assert not encoder.sees_image
+    assert encoder.features == math.prod(field.shape)
+
+
+def test_continuous_actions_are_refused() -> None:
     with pytest.raises(SpecError, match="discrete"):
         QNetwork(EnvSpec({"observation": FIELDS["vector"]}, ActionSpec((1,), "float32")), (8,), dueling=False)
 

@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import apexrl
 from apexrl.agents import with_agent
+from apexrl.agents.dqn import DQN
+from apexrl.agents.transition_batch import Transitions
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
@@ -83,6 +87,7 @@ def test_a_run_plays_its_earlier_policies_and_rates_them(
     assert {"episode/won_mean", "episode/return/first_mean", "episode/return/second_mean"} <= set().union(*rows)
 
 
+<<<<<<< HEAD
 def test_a_full_disk_costs_no_pool_and_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = iter(range(3))
     write = checkpoint.save_weights
@@ -101,6 +106,48 @@ def test_a_full_disk_costs_no_pool_and_no_run(tmp_path: Path, monkeypatch: pytes
     assert ratings.matches
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["dropped"]["checkpoint_writes"] == 3
+=======
+def test_what_is_learned_from_is_what_the_own_move_led_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of a game comes to the last move of whoever is learned, whoever made the last move of all."""
+    batches: list[Transitions] = []
+    gradients = DQN.gradients
+
+    def noted(self: DQN, batch: Transitions) -> Any:
+        batches.append(batch)
+        return gradients(self, batch)
+
+    monkeypatch.setattr(DQN, "gradients", noted)
+    launch(self_play("apex", tmp_path, n_step=1, gamma=0.9, batch_size=64))
+    ends = {1.0: 0, -1.0: 0, 0.0: 0}
+    for batch in batches:
+        seen = batch.observation["observation/observation"].reshape(-1, 2, 9).numpy()
+        later = batch.next_observation["observation/observation"].reshape(-1, 2, 9).numpy()
+        rows = np.arange(len(seen))
+        actions, reward, ended = batch.action.numpy(), batch.reward.numpy(), batch.discount.numpy() == 0.0
+        assert np.array_equal(batch.observation["observation/action_mask"].numpy(), seen.sum(1) == 0)
+        assert np.array_equal(
+            batch.next_observation["observation/action_mask"].numpy()[~ended], later[~ended].sum(1) == 0
+        )
+        own = seen[:, 0].copy()
+        own[rows, actions] += 1
+        assert own.max() == 1, "no move to where a stone is"
+        assert np.array_equal(later[:, 0], own)
+        assert np.array_equal((later[:, 1] - seen[:, 1]).sum(1)[~ended], np.ones(np.count_nonzero(~ended))), "a reply"
+        won, lost = (_lines(stones) for stones in (later[:, 0], later[:, 1]))
+        assert np.array_equal(reward, won.astype(np.float32) - lost)
+        assert np.array_equal(ended, won | lost | (later.sum((1, 2)) == 9))
+        for result in reward[ended].tolist():
+            ends[result] += 1
+    assert min(ends.values()) > 10, "won, lost and drawn"
+
+
+def _lines(stones: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """[N, 9]; whether three lie in a line, [N]."""
+    board = stones.reshape(-1, 3, 3)
+    diagonals = np.stack([np.trace(side, axis1=1, axis2=2) for side in (board, board[:, :, ::-1])], axis=1)
+    lines: NDArray[np.bool_] = (np.concatenate([board.sum(1), board.sum(2), diagonals], axis=1) == 3).any(1)
+    return lines
+>>>>>>> 1b988c55ed8769ab445b4c5b0af0d8bc3e14e9f4
 
 
 def test_a_run_plays_another_runs_policies_which_may_be_of_another_agent(

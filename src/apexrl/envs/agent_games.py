@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -50,18 +49,6 @@ def make_game(config: EnvConfig, **more: Any) -> Any:
             "possible_agents (at least one), observation_space(agent), action_space(agent), reset() and step()"
         )
     return made
-
-
-def step_limit(config: EnvConfig) -> int | None:
-    """After how many steps an environment of several agents truncates all of them; None: it does not say. PettingZoo's
-    families say it as ``max_cycles``.
-
-    Raises:
-        ModuleNotFoundError, EnvError: as ``make_game``.
-    """
-    with closing(make_game(config)) as game:
-        limit = getattr(getattr(game, "unwrapped", game), "max_cycles", None)
-    return config.max_episode_steps or (limit if isinstance(limit, int) and limit > 0 else None)
 
 
 def kind_of(game: Any) -> Kind:

@@ -123,6 +123,7 @@ class AgentRows:
     Attributes:
         agents: their names, in the order of the rows.
         absent: [E·k], who did not appear at the last reset of all.
+        time_limit: as the environments say it.
     """
 
     lockstep = True
@@ -141,6 +142,7 @@ class AgentRows:
     ) -> None:
         self._envs, self._name, self._show, self._call = envs, name, show, call
         self._info_metrics, self._limit = info_metrics, limit
+        self.time_limit = time_limit(envs[0])
         self.agents, self._others = tuple(agents), others
         self._shown: list[dict[str, Any]] = [{} for _ in envs]  # to agents that others play
         self.num_envs = len(envs) * len(self.agents)
@@ -296,6 +298,13 @@ class AgentRows:
             raise EnvError(f"{self._name}: environment {number} shows nothing to agent {agent!r}, which begins")
         shown = self._show[number].of(agent, observations[agent])
         store(self.leaves, shown, rows.observation, row, f"{self._name}: environment {number}", agent)
+
+
+def time_limit(game: Any) -> int | None:
+    """After how many steps a game truncates all its agents; None: it does not say. PettingZoo's families say it as
+    ``max_cycles``."""
+    limit = getattr(getattr(game, "unwrapped", game), "max_cycles", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def store(leaves: Sequence[Leaf], shown: Any, observation: dict[str, Array], row: int, where: str, agent: str) -> None:

@@ -20,7 +20,7 @@ from apexrl.envs.action_masks import (
     shows_mask,
     vector_method,
 )
-from apexrl.envs.agent_games import agent_rows, seat_rows, step_limit, team_env
+from apexrl.envs.agent_games import agent_rows, seat_rows, team_env
 from apexrl.envs.atari import LifeLossEnds, atari_env
 from apexrl.envs.atari_game import plain_game, register_atari
 from apexrl.envs.atari_rows import AtariRows
@@ -161,16 +161,17 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     if name.startswith(PREFIX):
         observations, actions, limit = _guard(name, lambda: pool_spaces(name, _pool_kwargs(config)), {})
         return env_spec(observations, actions, config.stack, length_limit(config)), limit
-    if is_game(config.env):
+    if is_game(config.env) and not config.team:
         with closing(make_vector(config, 1, 0)) as vector:
-            return vector.spec, step_limit(config)
+            return vector.spec, config.max_episode_steps or vector.time_limit
     form = None if config.atari else _guarded_form(config)
     if form is not None and form.only:
         with closing(make_vector(config, 1, 0)) as vector:
             return vector.spec, form.time_limit
     with closing(make_env(config)) as env:
         spec = env_spec(env.observation_space, env.action_space, config.stack, length_limit(config))
-        return spec, config.max_episode_steps or (env.spec.max_episode_steps if env.spec else None)
+        own = env.spec.max_episode_steps if env.spec else getattr(env.unwrapped, "time_limit", None)
+        return spec, config.max_episode_steps or own
 
 
 def env_name(config: EnvConfig) -> str:

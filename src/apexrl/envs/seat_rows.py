@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.agent_rows import Shown, store, told_names
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+=======
+from apexrl.envs.agent_rows import Shown, store, time_limit, told_names
+from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each, empty_rows, refuse_not_finite
+>>>>>>> 1b988c55ed8769ab445b4c5b0af0d8bc3e14e9f4
 from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -43,6 +48,9 @@ class SeatRows:
         info_metrics: keys of the agent's info that are told of an episode (``told_metrics``).
         limit: turns of the learned agent after which a game is truncated; 0: none.
         lengths: of values of variable length.
+
+    Attributes:
+        time_limit: as the games say it.
     """
 
     lockstep = True
@@ -62,6 +70,7 @@ class SeatRows:
     ) -> None:
         self._games, self._name, self._learned, self._call = games, name, tuple(learned), call
         self._info_metrics, self._limit = info_metrics, limit
+        self.time_limit = time_limit(games[0])
         self.num_envs = len(games)
         self._show = [Shown(game, name, self._learned, show_agent, show_state) for game in games]
         self.observation_space, self.action_space = self._show[0].observation_space, self._show[0].action_space

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from apexrl.envs.agent_rows import ALONE, STATE, ParallelEnv, Shown
+from apexrl.envs.agent_rows import ALONE, STATE, ParallelEnv, Shown, time_limit
 from apexrl.errors import EnvError
 from apexrl.spec import ACTION_MASK, LAST_ACTION, OBSERVATION, PRESENT, TEAM
 
@@ -30,6 +30,9 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         show_state: adds the state of the environment.
         show_last_action: each sees what it did last, one-hot int8 [n] in the entry ``last_action``; zeros at first.
 
+    Attributes:
+        time_limit: as ``env`` says it.
+
     Raises:
         EnvError: they have not.
     """
@@ -43,6 +46,7 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         show_last_action: bool = False,
     ) -> None:
         self._env, self._name, self.agents = env, name, tuple(env.possible_agents)
+        self.time_limit = time_limit(env)
         self._shown = Shown(env, name, self.agents, show_agent, False)
         action, each = self._shown.action_space, self._shown.observation_space
         if not isinstance(action, gym.spaces.Discrete):

@@ -71,6 +71,7 @@ class VectorEnv:
     Attributes:
         lockstep: ``receive`` yields rows of all environments, in order, and ``which`` is None.
         device: where the environment's torch tensors lie, if it brings any; else ``cpu``.
+        time_limit: steps after which an environment of several agents says that it truncates them; None: it does not.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class VectorEnv:
         self.num_envs, self.lockstep = backend.num_envs, backend.lockstep
         self.name, self.chosen = name, chosen
         self.device: str = getattr(backend, "device", "") or "cpu"
+        self.time_limit: int | None = getattr(backend, "time_limit", None)
         self.spec = spec_of(backend.leaves, backend.action_space, stack)
         if agents := getattr(backend, "agents", ()):
             self.spec = replace(self.spec, agents=agents)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from apexrl.agents import AGENTS
@@ -31,6 +35,8 @@ PRELOAD = (
     "apexrl.shared.weights_board",
 )
 """What the fork server imports before the first worker, whatever the run."""
+
+_LOOK_SECONDS = 1.0
 
 
 class Born(NamedTuple):
@@ -85,7 +91,7 @@ class ForkClient:
 
     def __init__(self, preload: Sequence[str], patience: float = 0.0) -> None:
         self.beats = 0  # signs of life
-        self._patience = patience or None
+        self._patience = patience or math.inf
 
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
@@ -108,16 +114,28 @@ class ForkClient:
     def fork(self, ticket: int, work: bytes, tag: str, channel: socket.socket, output: int) -> None:
         """Ask for a worker; ``channel`` is its end of the message socket, ``output`` the descriptor of its log."""
         body = pickle.dumps(tuple(Birth(ticket, work, tag)))
-        self._ours.settimeout(self._patience)
-        try:
-            socket.send_fds(self._ours, [struct.pack(">I", len(body))], [channel.fileno(), output])
-            self._ours.sendall(body)
-        except TimeoutError:
-            raise WorkerError(
-                f"the process that starts workers has taken no request for {self._patience:g} s (--stall-timeout)"
-            ) from None
-        finally:
-            self._ours.setblocking(False)
+        deadline = time.monotonic() + self._patience
+        descriptors = [channel.fileno(), output]
+        self._send(lambda: socket.send_fds(self._ours, [struct.pack(">I", len(body))], descriptors), deadline)
+        while body:
+            body = body[self._send(partial(self._ours.send, body), deadline) :]
+
+    def _send(self, send: Callable[[], int], deadline: float) -> int:
+        """Send some bytes, and answer how many. Meanwhile the server is heard: it takes nothing while it has to wait
+        until somebody reads what it says of those it has started."""
+        while True:
+            try:
+                return send()
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+                if left <= 0.0:
+                    raise WorkerError(
+                        f"the process that starts workers has taken no request for {self._patience:g} s "
+                        "(--stall-timeout)"
+                    ) from None
+                readable, _, _ = select.select([self._ours], [self._ours], [], min(left, _LOOK_SECONDS))
+                if readable:
+                    self._hear()
 
     def events(self) -> list[Born | Died]:
         """Births and deaths since the last call, in order.
@@ -125,21 +143,8 @@ class ForkClient:
         Raises:
             WorkerError: the server itself has ended, and with it every worker.
         """
+        self._hear()
         news: list[Born | Died] = []
-        while True:
-            try:
-                data = self._ours.recv(65536)
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                data = b""
-            if not data:
-                raise WorkerError(
-                    "the process that starts workers has ended, and they with it: apexrl resume goes on from the last "
-                    f"checkpoint, if there is one.\n{self.complaints()}".rstrip()
-                )
-            self._buffer += data
-            self.beats += 1
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             event = json.loads(line)
@@ -153,6 +158,27 @@ class ForkClient:
                 case "failed":
                     news.append(Died(event["ticket"], 1, event["error"]))
         return news
+
+    def _hear(self) -> None:
+        """Take what the server says.
+
+        Raises:
+            WorkerError: it has ended.
+        """
+        while True:
+            try:
+                data = self._ours.recv(65536)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise WorkerError(
+                    "the process that starts workers has ended, and they with it: apexrl resume goes on from the last "
+                    f"checkpoint, if there is one.\n{self.complaints()}".rstrip()
+                )
+            self._buffer += data
+            self.beats += 1
 
     def complaints(self) -> str:
         """What the server printed."""

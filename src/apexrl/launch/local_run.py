@@ -124,27 +124,25 @@ def record(
     folder = claim.folder
     base = Base() if claim.begins else base_of(folder)
     checkpointing.check_left(folder, base.updates)
-    if claim.begins:
-        folder.write_config(config)
-    folder.generations.begin(checkpoint.newest_generation(folder.checkpoints))
-    wiring = wire(folder.replay_path)
-    ledger = Ledger(config, folder, [RunLog(folder.path, folder.generations.check), *observers], base, began)
-    try:
-        ledger.open()
-        ledger.check()
-        if claim.lock.trouble:
-            ledger.tell(claim.lock.trouble, "warning")
-        if not claim.begins:
-            ledger.note("config.toml", lambda: folder.record_config(config))
-        ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
-        body(ledger, wiring)
-        ledger.check()
-    except BaseException as error:
-        ledger.tell(f"{type(error).__name__}: {error}", "error")
-        ledger.close(error=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        wiring.close()
+    with closing(wire(folder.replay_path)) as wiring:  # what it refuses leaves no run folder
+        if claim.begins:
+            folder.write_config(config)
+        folder.generations.begin(checkpoint.newest_generation(folder.checkpoints))
+        ledger = Ledger(config, folder, [RunLog(folder.path, folder.generations.check), *observers], base, began)
+        try:
+            ledger.open()
+            ledger.check()
+            if claim.lock.trouble:
+                ledger.tell(claim.lock.trouble, "warning")
+            if not claim.begins:
+                ledger.note("config.toml", lambda: folder.record_config(config))
+            ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))
+            body(ledger, wiring)
+            ledger.check()
+        except BaseException as error:
+            ledger.tell(f"{type(error).__name__}: {error}", "error")
+            ledger.close(error=f"{type(error).__name__}: {error}")
+            raise
     summary = ledger.close()
     ledger.check()  # what is raised at the end
     return summary

@@ -47,7 +47,7 @@ def begin(config: Config) -> Claim:
     Raises:
         ConfigError: it cannot be made.
     """
-    folder = RunFolder.create(config)
+    folder = RunFolder.make(config)
     return Claim(folder, RunLock(folder.path), config, begins=True)
 
 

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from apexrl.networks.convolutions import LEAST_SIDE
-from apexrl.spec import Field
+from apexrl.spec import SHORTEST_IMAGE_SIDE, Field
 
 EMBEDDED = 16  # numbers of a cell's category (ours; NLE's baseline has 32)
 MOST_ONE_HOT = 4096  # numbers of a one-hot array; larger ones are embedded
@@ -17,7 +16,7 @@ MOST_ONE_HOT = 4096  # numbers of a one-hot array; larger ones are embedded
 def is_map(field: Field, categories: int) -> bool:
     """Whether categories lie in two or three dimensions, of which the first two are large enough for convolutions."""
     shape = field.shape
-    return categories > 0 and len(shape) in (2, 3) and min(shape[:2]) >= min(LEAST_SIDE.values())
+    return categories > 0 and len(shape) in (2, 3) and min(shape[:2]) >= SHORTEST_IMAGE_SIDE
 
 
 class CellEmbedding(nn.Module):

@@ -10,10 +10,17 @@ from torch import Tensor, nn
 
 from apexrl.errors import SpecError
 from apexrl.networks.layer_norm import image_norms
+from apexrl.spec import SHORTEST_IMAGE_SIDE
 
 Architecture = Literal["auto", "minatar", "small", "nature", "shallow", "resnet"]
 
-LEAST_SIDE: dict[Architecture, int] = {"nature": 36, "small": 16, "minatar": 5, "resnet": 5, "shallow": 20}
+LEAST_SIDE: dict[Architecture, int] = {
+    "nature": 36,
+    "small": 16,
+    "minatar": SHORTEST_IMAGE_SIDE,
+    "resnet": SHORTEST_IMAGE_SIDE,
+    "shallow": 20,
+}
 """Pixels of the shorter side; ``auto`` is the first whose convolutions the image is large enough for."""
 PLAIN_LAYERS: dict[Architecture, tuple[tuple[int, int, int], ...]] = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
@@ -27,16 +34,12 @@ RESIDUAL_CHANNELS = (16, 32, 32)
 
 
 def chosen(kind: Architecture, shape: tuple[int, ...], side: int) -> Architecture:
-    """The convolutions for images whose shorter side has so many pixels; never ``auto``.
+    """The convolutions for images whose shorter side has so many pixels, at least ``SHORTEST_IMAGE_SIDE``; never
+    ``auto``.
 
     Raises:
         SpecError: the images, which have that ``shape``, are too small.
     """
-    if side < min(LEAST_SIDE.values()):
-        raise SpecError(
-            f"an image of shape {shape} has a side under {min(LEAST_SIDE.values())} pixels; give it as a vector (one "
-            "dimension)"
-        )
     if kind == "auto":
         return next(kind for kind, least in LEAST_SIDE.items() if side >= least)
     if side < LEAST_SIDE[kind]:

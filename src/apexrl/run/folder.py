@@ -73,20 +73,25 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """Make a new folder with its ``config.toml``. If the name is taken, a number is added to it.
+        """Make a new folder with its ``config.toml``; errors as of ``make``."""
+        folder = cls.make(config)
+        folder.write_config(config)
+        return folder
+
+    @classmethod
+    def make(cls, config: Config) -> RunFolder:
+        """Make a new folder with nothing in it. If the name is taken, a number is added to it.
 
         Raises:
-            ConfigError: the folder cannot be made.
+            ConfigError: the folder cannot be made, or the configuration cannot be written.
         """
         name = config.name or default_name(config)
         convert.to_toml(config)  # refused before there is a folder
         out = Path(config.out).expanduser()
         try:
-            folder = cls(_make_unique(out, name))
-            folder.write_config(config)
+            return cls(_make_unique(out, name))
         except OSError as error:
             raise ConfigError(f"cannot write a run folder in --out {out}: {error.strerror or error}") from error
-        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

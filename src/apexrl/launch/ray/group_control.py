@@ -117,15 +117,14 @@ class GroupControl:
                 self._ledger.tell(f"{group.name} has not begun to work within {limit:g} s: {_NO_ROOM}", "warning")
             group.late = group in missing
 
-    def present_slots(self) -> list[RaySlot]:
-        """Slots that have a worker, or will have one again."""
-        groups = [group for group in self._groups if not group.absent]
-        return [slot for group in groups for slot in group.slots if not (slot.gone or slot.resting)]
+    def present_slots(self, resting: bool = False) -> list[RaySlot]:
+        """Slots that have a worker, or will have one again; with ``resting`` also those that stand in for others."""
+        there = [slot for group in self._groups if not group.absent for slot in group.slots]
+        return [slot for slot in there if not (slot.gone or (slot.resting and not resting))]
 
     def can_spare(self, slots: Sequence[RaySlot]) -> bool:
         """Whether enough others are left that do the same work, of every role."""
-        there = [group for group in self._groups if not group.absent]
-        left = [one for group in there for one in group.slots if not (one.gone or one in slots)]  # who rests stands in
+        left = [one for one in self.present_slots(resting=True) if one not in slots]
         return all(
             0 < node.least <= sum(one.node.name == node.name for one in left)
             for node in {slot.node.name: slot.node for slot in slots}.values()
