@@ -87,7 +87,6 @@ def test_a_run_plays_its_earlier_policies_and_rates_them(
     assert {"episode/won_mean", "episode/return/first_mean", "episode/return/second_mean"} <= set().union(*rows)
 
 
-<<<<<<< HEAD
 def test_a_full_disk_costs_no_pool_and_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = iter(range(3))
     write = checkpoint.save_weights
@@ -106,7 +105,8 @@ def test_a_full_disk_costs_no_pool_and_no_run(tmp_path: Path, monkeypatch: pytes
     assert ratings.matches
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["dropped"]["checkpoint_writes"] == 3
-=======
+
+
 def test_what_is_learned_from_is_what_the_own_move_led_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result of a game comes to the last move of whoever is learned, whoever made the last move of all."""
     batches: list[Transitions] = []
@@ -147,7 +147,6 @@ def _lines(stones: NDArray[np.float32]) -> NDArray[np.bool_]:
     diagonals = np.stack([np.trace(side, axis1=1, axis2=2) for side in (board, board[:, :, ::-1])], axis=1)
     lines: NDArray[np.bool_] = (np.concatenate([board.sum(1), board.sum(2), diagonals], axis=1) == 3).any(1)
     return lines
->>>>>>> 1b988c55ed8769ab445b4c5b0af0d8bc3e14e9f4
 
 
 def test_a_run_plays_another_runs_policies_which_may_be_of_another_agent(

@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from apexrl.envs.action_spaces import action_spec
-from apexrl.envs.agent_rows import Shown, store, told_names
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
-=======
 from apexrl.envs.agent_rows import Shown, store, time_limit, told_names
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each, empty_rows, refuse_not_finite
->>>>>>> 1b988c55ed8769ab445b4c5b0af0d8bc3e14e9f4
+from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
 from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
