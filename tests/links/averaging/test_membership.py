@@ -25,8 +25,9 @@ class Entries:
     def all(self) -> dict[str, bytes]:
         return dict(self.entries)
 
-    def put(self, key: str, value: bytes) -> None:
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
         self.entries[key] = value
+        return dict(self.entries)
 
     def put_first(self, key: str, value: bytes) -> bytes:
         return self.entries.setdefault(key, value)
@@ -292,3 +293,12 @@ def test_all_learn_by_which_transport_they_sum(members: list[tuple[str, ...]], t
         one.beat()
     found = [one.agreed() for one in made]
     assert [one and one.transport for one in found] == [transport] * 2
+
+
+def test_a_beat_is_one_call_of_a_record_that_may_be_far_away() -> None:
+    class Far(Entries):
+        def all(self) -> dict[str, bytes]:
+            raise AssertionError("a second call")
+
+    one = Membership(Far(), "0-0", 0, 1, PATIENCE)
+    assert not one.beat()

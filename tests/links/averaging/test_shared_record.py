@@ -19,7 +19,7 @@ def test_the_first_of_several_stands() -> None:
     assert record.all() == {}
     assert record.put_first("a", b"one") == b"one"
     assert record.put_first("a", b"two") == b"one"
-    record.put("b", b"")
+    assert record.put("b", b"") == {"a": b"one", "b": b""}
     record.put("a", b"three")
     assert record.all() == {"a": b"three", "b": b""}
     record.drop(["a", "c"])

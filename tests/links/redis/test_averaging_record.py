@@ -33,7 +33,7 @@ def test_the_first_of_several_stands_for_every_host(record: RedisRecord) -> None
     assert record.all() == {}
     assert record.put_first("a", b"one") == b"one"
     assert other.put_first("a", b"two") == b"one"
-    other.put("b", bytes(range(256)))
+    assert other.put("b", bytes(range(256))) == {"a": b"one", "b": bytes(range(256))}
     assert record.all() == {"a": b"one", "b": bytes(range(256))}
     record.drop([])
     record.drop(["a", "c"])

@@ -31,9 +31,10 @@ class RecordHolder:
         with self._lock:
             return dict(self._entries)
 
-    def put(self, key: str, value: bytes) -> None:
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
         with self._lock:
             self._entries[key] = value
+            return dict(self._entries)
 
     def put_first(self, key: str, value: bytes) -> bytes:
         with self._lock:
@@ -63,8 +64,9 @@ class RayRecord:
         found: dict[str, bytes] = self._answer(self._holder.all)
         return found
 
-    def put(self, key: str, value: bytes) -> None:
-        self._answer(self._holder.put, key, value)
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
+        found: dict[str, bytes] = self._answer(self._holder.put, key, value)
+        return found
 
     def put_first(self, key: str, value: bytes) -> bytes:
         found: bytes = self._answer(self._holder.put_first, key, value)

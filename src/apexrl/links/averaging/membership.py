@@ -112,8 +112,7 @@ class Membership:
         """
         with self._guard:
             self._beats += 1
-            self._record.put(f"{_BEAT}/{self._name}", str(self._beats).encode())
-            entries = self._record.all()
+            entries = self._record.put(f"{_BEAT}/{self._name}", str(self._beats).encode())
             self._hear(entries)
             return self._newest(entries) > self._number > 0
 

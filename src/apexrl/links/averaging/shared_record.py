@@ -23,7 +23,10 @@ class SharedRecord(Protocol):
     """Keys and values. Every call may raise ``LinkError``: the record cannot be reached now."""
 
     def all(self) -> dict[str, bytes]: ...
-    def put(self, key: str, value: bytes) -> None: ...
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
+        """Put it; returns all that stands there then."""
+        ...
+
     def put_first(self, key: str, value: bytes) -> bytes:
         """Put it unless there is one; returns what stands there."""
         ...
@@ -57,9 +60,11 @@ class SegmentRecord:
         with self._locked():
             return self._read()
 
-    def put(self, key: str, value: bytes) -> None:
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
         with self._locked():
-            self._write(self._read() | {key: value})
+            entries = self._read() | {key: value}
+            self._write(entries)
+            return entries
 
     def put_first(self, key: str, value: bytes) -> bytes:
         with self._locked():

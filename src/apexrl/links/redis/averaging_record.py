@@ -45,13 +45,18 @@ class RedisRecord:
 
     def all(self) -> dict[str, bytes]:
         (found,) = self._ask(("HGETALL", self._key))
+        return self._own(found)
+
+    def _own(self, found: list[bytes]) -> dict[str, bytes]:
+        """The entries of this run."""
         pairs = zip(found[::2], found[1::2], strict=True)
         named = {name.decode(errors="replace"): value for name, value in pairs if len(value) <= _MOST_BYTES}
         start = len(self._prefix)
         return {name[start:]: value for name, value in named.items() if name.startswith(self._prefix)}
 
-    def put(self, key: str, value: bytes) -> None:
-        self._ask(("HSET", self._key, self._prefix + key, value), ("EXPIRE", self._key, FORGOTTEN_SECONDS))
+    def put(self, key: str, value: bytes) -> dict[str, bytes]:
+        written = ("HSET", self._key, self._prefix + key, value), ("EXPIRE", self._key, FORGOTTEN_SECONDS)
+        return self._own(self._ask(*written, ("HGETALL", self._key))[-1])
 
     def put_first(self, key: str, value: bytes) -> bytes:
         words = ("EVAL", _PUT_FIRST, 1, self._key, self._prefix + key, value, FORGOTTEN_SECONDS)
