@@ -174,7 +174,7 @@ def test_the_same_weights_are_measured_once_and_periods_are_kept(stage: Any) -> 
 def test_an_evaluation_that_waited_for_a_core_is_followed_by_a_longer_rest(
     stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, rest: int
 ) -> None:
-    waits = iter([10.0, 12.0, 12.0, 12.0])  # of the first evaluation two seconds, of the second none
+    waits = iter([10.0, 16.0, 16.0, 16.0])  # of the first evaluation six seconds, of the second none
     monkeypatch.setattr("apexrl.roles.evaluator.thread_seconds", lambda: ThreadSeconds(0.0, next(waits)))
     spec, weights = published(1)
     config = replace(CONFIG, serial=serial)

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
-_REST = 3.0
-"""An evaluation that had to wait for a core is followed by a rest this many times as long as it waited. Without one, an
-evaluator on one core with two actors took 45 % of it where episodes are long (BipedalWalker)."""
 
 
 class Candidate(NamedTuple):
@@ -105,9 +102,9 @@ class Evaluator:
             running = self._trial.step()
         if not running:
             self._judge(self._trial)
-            if not self._serial:  # there a run does not depend on seconds
-                rested = self._context.clock() + _REST * self._trial.queued
-                self._next_start = max(self._next_start, rested)
+            # Where cores are short, others have them meanwhile. A serial run does not depend on seconds.
+            rest = 0.0 if self._serial else self._trial.queued
+            self._next_start = max(self._next_start, self._context.clock() + rest)
             self._trial = None
         elif self._trial.late(self._settings.eval_timeout):
             self._context.send("log", text=self._trial.overdue(self._settings.eval_timeout), level="warning")
