@@ -33,8 +33,8 @@ SPREAD = "--env mpe2.simple_spread_v3:parallel_env --show-state --show-agent"
 RECORDS = report.RECORDS / "teams" / "runs.jsonl"
 BOARD = "--env apexrl.envs.board_games:env --env-kwargs game"
 SELF_PLAY = (
-    "--agent ppo --topology impala --hidden 256 256 --no-pink-noise --entropy-coefficient 0.1 --batch-size 64 --epochs 4 "
-    "--actors 1 --envs-per-actor 64"
+    "--agent ppo --topology impala --hidden 256 256 --no-pink-noise --entropy-coefficient 0.1 "
+    "--batch-size 64 --epochs 4 --actors 1 --envs-per-actor 64"
 )
 
 
