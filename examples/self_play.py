@@ -10,6 +10,24 @@ import numpy as np
 import apexrl
 from apexrl.envs.board_games import env
 
+SETTINGS = {  # environment steps, and what learns
+    "tic_tac_toe": (500_000, {"agent": "dueling_dqn"}),
+    "connect_four": (
+        2_500_000,
+        {
+            "agent": "ppo",
+            "topology": "impala",
+            "hidden": (256, 256),
+            "pink_noise": False,
+            "entropy_coefficient": 0.1,
+            "batch_size": 64,
+            "epochs": 4,
+            "actors": 1,
+            "envs_per_actor": 64,
+        },
+    ),
+}
+
 
 def after(game, name, move):
     """The game behind a move."""
@@ -67,14 +85,15 @@ def replies(agent, game, seat):
 
 if __name__ == "__main__":
     name = sys.argv[1] if len(sys.argv) > 1 else "tic_tac_toe"
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 500_000
+    steps, settings = SETTINGS[name]
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else steps
     run = apexrl.train(
         env="apexrl.envs.board_games:env",
         env_kwargs={"game": name},
-        agent="dueling_dqn",
         env_steps=steps,
         pool_period_steps=max(1, steps // 25),
         show=False,
+        **settings,
     )
     agent = apexrl.load(run.path, checkpoint="latest")
     print(f"against one who looks a move ahead: {score(agent, name, 100):.2f} of the games")

@@ -31,7 +31,11 @@ TWO_STEPS = "--env apexrl.envs.team_games:parallel_env --show-state --epsilon 1"
 SPREAD_BESIDE = "random −26, without a move −25, by a plan −8"
 SPREAD = "--env mpe2.simple_spread_v3:parallel_env --show-state --show-agent"
 RECORDS = report.RECORDS / "teams" / "runs.jsonl"
-BOARD = "--env apexrl.envs.board_games:env --agent dueling_dqn --env-kwargs game"
+BOARD = "--env apexrl.envs.board_games:env --env-kwargs game"
+SELF_PLAY = (
+    "--agent ppo --topology impala --hidden 256 256 --no-pink-noise --entropy-coefficient 0.1 "
+    "--batch-size 64 --epochs 4 --actors 1 --envs-per-actor 64"
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,20 @@ ROWS = (
         package="mpe2",
         best=SPREAD_BESIDE,
     ),
-    Row("tic-tac-toe", f"{BOARD} tic_tac_toe", 500_000, game="tic_tac_toe", best="0 lines lost, 0.5 or more"),
-    Row("connect-four", f"{BOARD} connect_four", 1_000_000, game="connect_four", best="random play 0.05"),
+    Row(
+        "tic-tac-toe",
+        f"{BOARD} tic_tac_toe --agent dueling_dqn",
+        500_000,
+        game="tic_tac_toe",
+        best="0 lines lost, 0.5 or more",
+    ),
+    Row(
+        "connect-four",
+        f"{BOARD} connect_four {SELF_PLAY} --pool-period-steps 100000",
+        2_500_000,
+        game="connect_four",
+        best="random play 0.05",
+    ),
 )
 
 
