@@ -10,7 +10,17 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.envs.action_spaces import action_spec
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+from apexrl.envs.lockstep import (
+    Bools,
+    EnvCall,
+    Rows,
+    Which,
+    blame,
+    close_all,
+    each_of,
+    empty_rows,
+    refuse_not_finite,
+)
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError, SpecError
@@ -186,16 +196,8 @@ class AgentRows:
         return rows
 
     def close(self) -> None:
-        errors = []
         with self._call():
-            for number, env in enumerate(self._envs):
-                try:
-                    with blame(self._name, "close", number):
-                        env.close()
-                except EnvError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+            close_all([env.close for env in self._envs], self._name)
 
     def _empty(self) -> Rows:
         """All wait; they are shown what they were shown last."""

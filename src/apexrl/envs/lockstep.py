@@ -114,15 +114,8 @@ class LoopRows:
         return rows
 
     def close(self) -> None:
-        errors = []
         with self._call():
-            for single in self._singles:
-                try:
-                    single.close()
-                except EnvError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+            close_all([single.close for single in self._singles])
 
 
 class Single:
@@ -270,6 +263,26 @@ def _refuse_unknown(rows: Rows, leaf: Leaf, name: str) -> None:
         f"{int(values[(row, *place)]) + leaf.start} in {leaf.name!r}; its observation space has {leaf.start} to "
         f"{leaf.start + leaf.categories - 1}"
     )
+
+
+def close_all(closes: Sequence[Callable[[], Any]], name: str = "") -> None:
+    """Call every one, and raise the first error then.
+
+    Args:
+        name: of the environments that these are, whose errors name it; empty: errors are raised as they are.
+
+    Raises:
+        EnvError: one raised it, or with ``name`` any error.
+    """
+    errors = []
+    for number, close in enumerate(closes):
+        try:
+            with blame(name, "close", number) if name else nullcontext():
+                close()
+        except EnvError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

@@ -10,7 +10,17 @@ import numpy as np
 
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.agent_rows import Shown, store, told_names
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+from apexrl.envs.lockstep import (
+    Bools,
+    EnvCall,
+    Rows,
+    Which,
+    blame,
+    close_all,
+    each_of,
+    empty_rows,
+    refuse_not_finite,
+)
 from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -101,9 +111,7 @@ class SeatRows:
 
     def close(self) -> None:
         with self._call():
-            for number, game in enumerate(self._games):
-                with blame(self._name, "close", number):
-                    game.close()
+            close_all([game.close for game in self._games], self._name)
 
     def _begin(self, numbers: Sequence[int], rows: Rows, seeds: Sequence[int] | None = None) -> None:
         """Begin games, up to the first turn of the learned agent. One that ends before it is played again."""
