@@ -219,6 +219,13 @@ class ActionSpec:
         firsts = np.cumsum((0, *self.choices[:-1]))
         return cast("NDArray[np.bool_]", np.logical_or.reduceat(masks, firsts, axis=1).all(axis=1))
 
+    def possible_together(self, masks: Array) -> NDArray[np.bool_]:
+        """[R, k], which of the k combinations of choices a mask of [R, n] leaves, numbered as by ravel_multi_index."""
+        first, *others = np.split(np.asarray(masks, np.bool_), np.cumsum(self.choices)[:-1], axis=1)
+        for part in others:
+            first = (first[:, :, None] & part[:, None, :]).reshape(len(masks), -1)
+        return first
+
     @property
     def nothing_left(self) -> str:
         """What a mask does that is not ``possible_in``, for a message."""
