@@ -19,6 +19,7 @@ from apexrl.envs.lockstep import (
     close_all,
     each_of,
     empty_rows,
+    flag,
     refuse_not_finite,
 )
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -272,8 +273,9 @@ class AgentRows:
             rows.waiting[row] = False
             rows.reward[row] = rewards[agent]
             self._returns[row] += rewards[agent]
-            rows.terminated[row] = ends = bool(terminated[agent])
-            rows.truncated[row] = bool(truncated[agent]) or (cut and not ends)
+            who = f"{self._name}: step() of environment {number}, agent {agent!r},"
+            rows.terminated[row] = ends = flag(terminated[agent], "terminated", who)
+            rows.truncated[row] = flag(truncated[agent], "truncated", who) or (cut and not ends)
             if agent in observations:
                 self._store(number, agent, row, observations, rows)
             elif not ends:

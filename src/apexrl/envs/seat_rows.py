@@ -19,6 +19,7 @@ from apexrl.envs.lockstep import (
     close_all,
     each_of,
     empty_rows,
+    flag,
     refuse_not_finite,
 )
 from apexrl.envs.played_agents import PlayedAgents
@@ -164,11 +165,13 @@ class SeatRows:
             with blame(self._name, "last", number):
                 agent = game.agent_selection
                 observation, reward, ended, cut, info = game.last()
+            who = f"{self._name}: last() of game {number}, agent {agent!r},"
+            ended, cut = flag(ended, "terminated", who), flag(cut, "truncated", who)
             if agent == seat:
                 limited = bool(self._limit) and self._turns[number] >= self._limit
                 rows.reward[number] = reward
-                rows.terminated[number] = bool(ended)
-                rows.truncated[number] = (bool(cut) or limited) and not ended
+                rows.terminated[number] = ended
+                rows.truncated[number] = (cut or limited) and not ended
                 shown = self._show[number].of(seat, observation)
                 store(self.leaves, shown, rows.observation, number, f"{self._name}: game {number}", seat)
                 if (ended or rows.truncated[number]) and rows.metrics is not None:

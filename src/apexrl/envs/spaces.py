@@ -154,6 +154,8 @@ def _walk(space: gym.Space[Any], path: tuple[str | int, ...], limit: LengthLimit
         case gym.spaces.MultiBinary():
             return [Leaf(name, path, Field(space.shape, "int8"))]
         case gym.spaces.Text():
+            if not space.characters:
+                raise SpecError(f"{name} is {space}, whose charset is empty: say which characters its texts have")
             longest = int(space.max_length) * max(len(character.encode()) for character in space.characters)
             return [_text(name, path, longest, f": its space is {space}", cut=False)]
         case gym.spaces.Sequence():
