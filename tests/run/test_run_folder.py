@@ -79,6 +79,16 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"holds no config.toml. Runs in .*: cartpole-1"):
         RunFolder.open(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.toml is a file: give the folder of a run, as .*cartpole-1$"):
+        RunFolder.open(tmp_path / "cartpole-1" / "config.toml")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# Written by apexrl\n\n"])
+def test_settings_that_are_gone_are_not_taken_for_the_default_ones(text: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(Config(out=str(tmp_path), name="cut"))
+    folder.config_path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cut/config.toml holds no setting"):
+        folder.config()
 
 
 def test_summary_has_what_is_promised(tmp_path: Path) -> None:
