@@ -25,6 +25,7 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -83,7 +84,12 @@ class RunFolder:
         out = Path(config.out).expanduser()
         try:
             folder = cls(_make_unique(out, name))
-            folder.write_config(config)
+            try:
+                folder.write_config(config)
+            except OSError:
+                with suppress(OSError):  # what made the writing fail is told, not this
+                    folder.path.rmdir()
+                raise
         except OSError as error:
             raise ConfigError(f"cannot write a run folder in --out {out}: {error.strerror or error}") from error
         return folder
