@@ -220,8 +220,8 @@ class EvaluatorConfig:
     eval_episodes: Annotated[int, Range(1)] = 20
     """Episodes per evaluation, and again on new seeds at the end."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
-    """Seconds between the starts of two evaluations. They are further apart where one lasts longer, or had to wait for
-    a core: then a rest of three times that wait follows, so that it takes few cores from the actors."""
+    """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
+    Where one had to wait for a core, a rest of three times that wait follows: it takes few cores from the actors."""
     eval_envs: Annotated[int, Range(1, 65536)] = 10
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0
