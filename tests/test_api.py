@@ -186,7 +186,10 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         apexrl.load(folder.path, "newest")
     for path in folder.checkpoints.iterdir():
         path.unlink()
-    with pytest.raises(SnapshotError, match="has no checkpoint yet"):
+    with pytest.raises(SnapshotError, match=r"has no checkpoint: .* or they were moved or deleted"):
+        apexrl.load(folder.path)
+    folder.checkpoints.rmdir()
+    with pytest.raises(SnapshotError, match="has no folder checkpoints: "):
         apexrl.load(folder.path)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.errors import SpecError
+from apexrl.errors import AgentError, SpecError
 
 Array = NDArray[np.generic]
 _T = TypeVar("_T")
@@ -192,6 +192,27 @@ class ActionSpec:
         """Choices and numbers at once."""
         return bool(self.nvec) and self.low is not None
 
+    def check_bounds(self, agent: str) -> None:
+        """Refuse numbers that have no finite bounds.
+
+        Args:
+            agent: who needs them.
+
+        Raises:
+            AgentError: a bound is infinite, or the distance of two is as a float32.
+        """
+        if self.low is None or self.high is None:
+            return
+        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = np.isfinite(high - low).all()  # of ±3.4e38 a float32 does not hold it
+        if not (finite and (low < high).all()):
+            raise AgentError(
+                f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
+                f"{high.tolist()}; give it bounds, as of -2 … 2: gymnasium.wrappers.TransformAction(env, lambda a: a, "
+                f"gymnasium.spaces.Box(-2.0, 2.0, {low.shape}))"
+            )
+
     @property
     def words(self) -> str:
         """What it is, for a message."""
@@ -221,6 +242,13 @@ class ActionSpec:
             return cast("NDArray[np.bool_]", masks.any(axis=1))
         firsts = np.cumsum((0, *self.choices[:-1]))
         return cast("NDArray[np.bool_]", np.logical_or.reduceat(masks, firsts, axis=1).all(axis=1))
+
+    def possible_together(self, masks: Array) -> NDArray[np.bool_]:
+        """[R, k], which of the k combinations of choices a mask of [R, n] leaves, numbered as by ravel_multi_index."""
+        first, *others = np.split(np.asarray(masks, np.bool_), np.cumsum(self.choices)[:-1], axis=1)
+        for part in others:
+            first = (first[:, :, None] & part[:, None, :]).reshape(len(masks), -1)
+        return first
 
     @property
     def nothing_left(self) -> str:

@@ -305,6 +305,14 @@ def test_help_shows_the_presets_values(told: Any) -> None:
     assert "``" not in text
 
 
+@pytest.mark.parametrize("words", [["export"], ["train", "cartpole"]], ids=" ".join)
+def test_help_says_that_a_default_is_empty(words: list[str], told: Any) -> None:
+    code, text, _ = told(*words, "--help")
+    assert code == 0
+    assert "default: empty" in " ".join(text.replace("│", " ").split())
+    assert "''" not in text
+
+
 def test_help_shows_what_topology_and_agent_read(told: Any) -> None:
     (one, apex, _), (other, impala, _) = (
         told("train", "cartpole", "--help"),

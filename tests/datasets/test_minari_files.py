@@ -160,3 +160,16 @@ def test_broken_and_missing_files_are_refused(tmp_path: Path) -> None:
     data.write_bytes(data.read_bytes()[:500])
     with pytest.raises(DatasetError, match="episode 0 cannot be read"):
         list(Dataset(str(where)))
+
+
+def test_values_that_their_dtype_does_not_hold_are_refused(tmp_path: Path) -> None:
+    import h5py
+
+    where = write_corridor(tmp_path / "d", corridor_episodes(2))
+    with h5py.File(where / "data" / "main_data.hdf5", "a") as file:
+        kept = file["episode_1"]
+        values = kept["observations"][:] + 0.5
+        del kept["observations"]
+        kept["observations"] = values
+    with pytest.raises(DatasetError, match="episode 1 has 'observation' of float64 values that int64 does not hold"):
+        list(Dataset(str(where)))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from corridor_data import corridor_episodes, write_corridor
 
 from apexrl.config import Config
-from apexrl.datasets.minari_files import Dataset
+from apexrl.datasets.episode import Episode
+from apexrl.datasets.minari_files import Dataset, write
 from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.off_policy import importance
@@ -103,6 +106,54 @@ def test_weights_of_episodes_of_unequal_length_by_hand() -> None:
     assert importance.estimate("wis", seldom) == pytest.approx((3.0, 3.0, 3.0))  # not 0 where no such episode was drawn
     for method in ("wis", "wpdis"):
         assert np.isnan(importance.estimate(method, never)).all()
+
+
+def test_bootstrap_samples_take_no_memory_of_their_number() -> None:
+    returns = np.random.default_rng(0).normal(size=20_000)
+    tracemalloc.start()
+    found = importance.mean_return(returns)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10 * returns.nbytes
+    assert found.low < found.value < found.high
+    assert found.high - found.low == pytest.approx(2 * 1.96 / np.sqrt(20_000), rel=0.2)
+
+
+class Randomly(Rightwards):
+    """Whose actions are the second ones of every choice, where nothing is executed at random."""
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        return Acted(np.ones((len(exploration), *self.spec.action.shape), np.int64), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("actions", "possible", "taken"),
+    [
+        (gym.spaces.Discrete(3), [0, 1, 1], [1, 2]),
+        (gym.spaces.MultiDiscrete([2, 3]), [0, 1, 1, 1, 0], [[1, 0], [1, 1]]),
+    ],
+)
+def test_random_actions_are_possible_ones(actions: Any, possible: list[int], taken: list[Any], tmp_path: Path) -> None:
+    """Two actions are possible, which return 2 and 4; behind the end none is."""
+    torch.set_num_threads(1)
+    there = np.array([possible, [0] * len(possible)], bool)
+    episodes = [
+        Episode(
+            {"observation/x": np.zeros((2, 1), np.float32), "observation/action_mask": there},
+            np.array([taken[number % 2]]), np.array([2.0 + 2.0 * (number % 2)], np.float32),
+            np.array([True]), np.array([False]), np.log([0.5]),
+        )
+        for number in range(40)
+    ]  # fmt: skip
+    seen = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (1,), np.float32), action_mask=gym.spaces.MultiBinary(len(possible)))
+    where = tmp_path / "d"
+    write(where, "masked/test-v0", episodes, seen, actions)
+    agent: Any = Randomly(Dataset(str(where)).spec)
+    fit = Fit(0.9, epsilon=1.0, updates=400, critics=2, hidden=(16,), learning_rate=1e-2, polyak=0.1)
+    found = estimates(agent, Config(), str(where), ("fqe", "is"), fit)
+    assert {name: one.value for name, one in found.estimates.items()} == pytest.approx(
+        {"fqe": 3.0, "is": 3.0}, rel=0.05
+    )
 
 
 def test_what_cannot_be_estimated_is_refused(dataset: str, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.datasets.filling import filled_replay
 from apexrl.datasets.minari_files import Dataset
-from apexrl.evaluation.recording import pieces
+from apexrl.errors import ConfigError
+from apexrl.evaluation.recording import pieces, saved
 from apexrl.launch import launch
 from apexrl.replay import Replay
 from apexrl.run.folder import RunFolder
@@ -100,6 +101,16 @@ def test_a_saved_replay_is_a_dataset(run: Path, tmp_path: Path, capsys: pytest.C
         np.testing.assert_array_equal(seen[1:-1], (seen[:-1] + way)[:-1])
         assert (one.reward[:-1] == 0).all()  # only an exit pays, and it ends an episode
         assert bool(one.terminated[-1]) == (one.reward[-1] > 0)
+
+
+def test_a_replay_without_discounts_is_refused(tmp_path: Path) -> None:
+    """Every step would count as an end."""
+    fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
+    with Replay(10, fields, kind="transition", n_step=1, gamma=0.0) as replay:
+        replay.save(tmp_path / "replay")
+    with pytest.raises(ConfigError, match=r"as --gamma is 0: it does not say where episodes terminated"):
+        saved(tmp_path / "replay", Config(), tmp_path / "to")
+    assert not (tmp_path / "to").exists()
 
 
 def test_pieces_of_a_replay_are_what_was_filled_into_it(tmp_path: Path) -> None:

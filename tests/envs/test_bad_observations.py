@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
@@ -81,3 +84,19 @@ def test_an_info_that_is_no_dict_is_refused():
     vector.reset()
     with pytest.raises(EnvError, match=r"step\(\) of environment 0 returned the info None; it must be a dict"):
         vector.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("ends", [None, "False", [], ()])
+def test_an_end_that_is_neither_true_nor_false_is_refused(ends):
+    vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=ends, info={})), 2, 0)
+    vector.reset()
+    words = f"step() of environment 0 returned terminated = {ends!r}; it must be True or False"
+    with pytest.raises(EnvError, match=re.escape(words)):
+        vector.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("ends", [True, 1, np.True_, np.array(True), np.array([1.0]), torch.tensor(True)])
+def test_an_end_may_be_a_number_or_an_array(ends):
+    vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=ends, info={})), 2, 0)
+    vector.reset()
+    assert vector.step(np.zeros(2, np.int64)).terminated.all()

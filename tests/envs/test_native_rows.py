@@ -174,6 +174,26 @@ def test_values_that_are_not_finite_are_refused() -> None:
         env.step(np.zeros(2, np.int64))
 
 
+class Bright(Forgets):
+    """Promises bytes."""
+
+    single_observation_space = gym.spaces.Box(0, 255, (1,), np.uint8)
+
+
+@pytest.mark.parametrize("value", [0.5, 300.0, -1.0, float("nan")])
+def test_values_that_their_dtype_does_not_hold_are_refused(value: float) -> None:
+    env = make_vector(EnvConfig(env=Bright, env_kwargs={"value": value}), 2, 0)
+    env.reset()
+    with pytest.raises(EnvError, match="'observation' of float32 values that uint8 does not hold"):
+        env.step(np.zeros(2, np.int64))
+
+
+def test_whole_numbers_of_another_dtype_are_taken() -> None:
+    env = make_vector(EnvConfig(env=Bright, env_kwargs={"value": 255.0}), 2, 0)
+    env.reset()
+    assert env.step(np.zeros(2, np.int64)).observation["observation"].tolist() == [[255], [255]]
+
+
 def test_an_environment_must_say_how_it_resets() -> None:
     class Silent(Forgets):
         metadata = {}  # noqa: RUF012

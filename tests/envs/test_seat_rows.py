@@ -125,6 +125,21 @@ def test_whoever_acts_gives_actions_in_the_form_of_their_space(maker: str) -> No
     assert [step.terminated.all() for step in steps] == [False, True, False], "of four offers two are the seller's"
 
 
+def test_every_game_is_closed_when_closing_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def close(game: Any) -> None:
+        closed.append(game)
+        if len(closed) == 1:
+            raise RuntimeError("no display")
+
+    monkeypatch.setattr(BoardGame, "close", close)
+    rows, _ = games(3)
+    with pytest.raises(EnvError, match=r"close\(\) of environment 0 raised RuntimeError: no display"):
+        rows.close()
+    assert len(set(map(id, closed))) == 3
+
+
 def test_connect_four_knows_its_lines() -> None:
     game = env("connect_four")
     game.reset()

@@ -173,6 +173,8 @@ def test_a_space_of_strings_is_a_text() -> None:
 def test_a_text_has_room_for_its_longest_value() -> None:
     (leaf,) = observation_leaves(Text(5, charset="aé"))
     assert leaf.field.shape == (10,)
+    with pytest.raises(SpecError, match="whose charset is empty"):
+        observation_leaves(Text(5, charset=""))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from recording_observer import Watcher, small
 
 from apexrl.config import Config, StopConfig
+from apexrl.errors import ConfigError
 from apexrl.launch import launch
 from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
@@ -40,3 +45,22 @@ def test_checkpoints_that_cannot_be_written_cost_no_learner(tmp_path: Path) -> N
     final = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert final is not None
     assert final.name.endswith(f"update-{summary['updates']:09d}.safetensors")
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_run_begins_on_a_full_disk(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many small files, of which the settings are the first."""
+    written: list[str] = []
+
+    def replace_text(path: Path, text: str, *check: Any) -> None:
+        if len(written) == left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path.name)
+        path.write_text(text)
+
+    monkeypatch.setattr("apexrl.run.folder.replace_text", replace_text)
+    monkeypatch.setattr("apexrl.run.ownership.replace_text", replace_text)
+    with pytest.raises(ConfigError, match=r"cannot write in the run folder .*run: No space left on device"):
+        launch(replace(small(tmp_path), serial=True))
+    assert written == ["config.toml"] * left
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from env_kinds import FAST, SLOW, facts
 
@@ -24,6 +26,7 @@ from apexrl.presets.choice import AUTO, choose
 from apexrl.report.plain_lines import title
 from apexrl.run.folder import make_summary
 from apexrl.run.status import RunStatus
+from apexrl.spec import ActionSpec
 from apexrl.topologies.validation import validate
 
 
@@ -208,6 +211,25 @@ def test_what_makes_no_sense_is_told(
 ) -> None:
     assert main.main(["train", *words]) == main.USAGE
     assert message in " ".join(capsys.readouterr().err.split())
+    assert not started
+
+
+@pytest.mark.parametrize("agent", [(), ("--agent", "auto")])
+def test_actions_without_bounds_are_refused_before_an_agent_is_chosen(
+    agent: tuple[str, ...],
+    started: list[Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    endless = np.full(2, np.inf, np.float32)
+    seen = facts()._replace(
+        spec=replace(facts().spec, action=ActionSpec((2,), "float32", low=-endless, high=endless)),
+    )
+    monkeypatch.setattr("apexrl.launch.env_look.env_facts", lambda config, measure: seen)
+    assert main.main(["train", "--env", "Any-v0", *agent]) != 0
+    told = capsys.readouterr()
+    assert "every agent needs finite bounds" in " ".join(told.err.split())
+    assert "--agent auto:" not in told.out + told.err
     assert not started
 
 

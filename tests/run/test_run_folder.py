@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +72,16 @@ def test_out_that_cannot_be_written(tmp_path: Path) -> None:
         RunFolder.create(Config(out=str(tmp_path / "file")))
 
 
+def test_settings_that_cannot_be_written_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("apexrl.run.folder.replace_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write a run folder in --out .*: No space left"):
+        RunFolder.create(Config(out=str(tmp_path / "runs"), name="one"))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     RunFolder.create(Config(out=str(tmp_path), name="cartpole-1"))
     (tmp_path / "other").mkdir()
@@ -79,6 +91,16 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"holds no config.toml. Runs in .*: cartpole-1"):
         RunFolder.open(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.toml is a file: give the folder of a run, as .*cartpole-1$"):
+        RunFolder.open(tmp_path / "cartpole-1" / "config.toml")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# Written by apexrl\n\n"])
+def test_settings_that_are_gone_are_not_taken_for_the_default_ones(text: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(Config(out=str(tmp_path), name="cut"))
+    folder.config_path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cut/config.toml holds no setting"):
+        folder.config()
 
 
 def test_summary_has_what_is_promised(tmp_path: Path) -> None:

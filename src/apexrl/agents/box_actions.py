@@ -39,14 +39,7 @@ class ActionBox:
             )
         self.shape = action.shape
         low, high = cast("Floats", action.low), cast("Floats", action.high)
-        with np.errstate(over="ignore", invalid="ignore"):
-            finite = np.isfinite(high - low).all()  # of ±3.4e38 a float32 does not hold it
-        if not (finite and (low < high).all()):
-            raise AgentError(
-                f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
-                f"{high.tolist()}; give it bounds, as of -2 … 2: gymnasium.wrappers.TransformAction(env, lambda a: a, "
-                f"gymnasium.spaces.Box(-2.0, 2.0, {self.shape}))"
-            )
+        action.check_bounds(agent)
         self.size = int(np.prod(action.shape, dtype=np.int64))
         self._low, self._high = low, high
         self._middle, self._half = (low + high) / 2, (high - low) / 2

@@ -88,8 +88,21 @@ def plain_group(value: Any) -> Any:
 
 
 def registry() -> tyro.constructors.ConstructorRegistry:
-    """What tyro cannot guess: keyword arguments of an environment, and an environment that may be a callable."""
+    """What tyro cannot guess: keyword arguments of an environment, an environment that may be a callable, and how help
+    shows an empty text."""
     registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def text(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        if info.type is not str:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="STR",
+            instance_from_str=lambda words: words[0],
+            is_instance=lambda value: isinstance(value, str),
+            str_from_instance=lambda value: [value or "empty"],
+        )
 
     @registry.primitive_rule
     def kwargs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:

@@ -166,8 +166,8 @@ class ActingNoiseSettings:
 
     pink_noise: bool = False
     """Explore with noise of spectrum 1/f, which stays in one direction for a while (Eberhard et al. 2023).
-    Policies of unrolls: three quarters of it in boxes (ours; Hollenstein et al. 2024 mix them, too); it also draws
-    discrete actions (ours).
+    Policies of unrolls: three quarters of it in boxes (ours; Hollenstein et al. 2024 mix them, too).
+    It also draws discrete actions (ours).
     Else every step's noise is independent."""
 
 

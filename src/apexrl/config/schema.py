@@ -220,8 +220,8 @@ class EvaluatorConfig:
     eval_episodes: Annotated[int, Range(1)] = 20
     """Episodes per evaluation, and again on new seeds at the end."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
-    """Seconds between the starts of two evaluations. They are further apart where one lasts longer, or had to wait for
-    a core: then a rest as long as that wait follows, so that it takes less from the actors."""
+    """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
+    Where one had to wait for a core, a rest as long as that wait follows: it takes less from the actors."""
     eval_envs: Annotated[int, Range(1, 65536)] = 10
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0

@@ -16,7 +16,7 @@ import numpy as np
 
 from apexrl.datasets.episode import LOG_PROB, Episode, checked
 from apexrl.envs.spaces import Leaf, env_spec, flatten_observation, observation_leaves
-from apexrl.errors import ApexrlError, DatasetError
+from apexrl.errors import ApexrlError, DatasetError, SpecError
 from apexrl.run.atomic_files import replace_text
 from apexrl.spec import EnvSpec
 
@@ -87,6 +87,8 @@ class Dataset:
             try:
                 (found,) = self._storage.get_episodes([number])
                 episode = self._episode(found)
+            except SpecError as error:
+                raise DatasetError(f"{where} has {error}") from error
             except ApexrlError:
                 raise
             except Exception as error:

@@ -10,7 +10,18 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.envs.action_spaces import action_spec
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+from apexrl.envs.lockstep import (
+    Bools,
+    EnvCall,
+    Rows,
+    Which,
+    blame,
+    close_all,
+    each_of,
+    empty_rows,
+    flag,
+    refuse_not_finite,
+)
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import EnvError, SpecError
@@ -188,16 +199,8 @@ class AgentRows:
         return rows
 
     def close(self) -> None:
-        errors = []
         with self._call():
-            for number, env in enumerate(self._envs):
-                try:
-                    with blame(self._name, "close", number):
-                        env.close()
-                except EnvError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+            close_all([env.close for env in self._envs], self._name)
 
     def _empty(self) -> Rows:
         """All wait; they are shown what they were shown last."""
@@ -272,8 +275,9 @@ class AgentRows:
             rows.waiting[row] = False
             rows.reward[row] = rewards[agent]
             self._returns[row] += rewards[agent]
-            rows.terminated[row] = ends = bool(terminated[agent])
-            rows.truncated[row] = bool(truncated[agent]) or (cut and not ends)
+            who = f"{self._name}: step() of environment {number}, agent {agent!r},"
+            rows.terminated[row] = ends = flag(terminated[agent], "terminated", who)
+            rows.truncated[row] = flag(truncated[agent], "truncated", who) or (cut and not ends)
             if agent in observations:
                 self._store(number, agent, row, observations, rows)
             elif not ends:

@@ -114,15 +114,8 @@ class LoopRows:
         return rows
 
     def close(self) -> None:
-        errors = []
         with self._call():
-            for single in self._singles:
-                try:
-                    single.close()
-                except EnvError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+            close_all([single.close for single in self._singles])
 
 
 class Single:
@@ -164,7 +157,7 @@ class Single:
         row = self._number
         with blame(self._name, "step", row):
             observation, rows.reward[row], ended, cut, info = self._env.step(action)
-            rows.terminated[row], rows.truncated[row] = ended, cut
+        rows.terminated[row], rows.truncated[row] = self._flag("terminated", ended), self._flag("truncated", cut)
         if (ended or cut) and not isinstance(info, Mapping):
             raise EnvError(
                 f"{self._name}: step() of environment {row} returned the info {info!r:.60}; it must be a dict"
@@ -198,6 +191,9 @@ class Single:
             with blame(self._name, f"setting {name} of", self._number):
                 self._env.set_wrapper_attr(name, value)
         self._change = change
+
+    def _flag(self, what: str, value: Any) -> bool:
+        return flag(value, what, f"{self._name}: step() of environment {self._number}")
 
     def close(self) -> None:
         with blame(self._name, "close", self._number):
@@ -270,6 +266,37 @@ def _refuse_unknown(rows: Rows, leaf: Leaf, name: str) -> None:
         f"{int(values[(row, *place)]) + leaf.start} in {leaf.name!r}; its observation space has {leaf.start} to "
         f"{leaf.start + leaf.categories - 1}"
     )
+
+
+def flag(value: Any, what: str, who: str) -> bool:
+    """``terminated`` or ``truncated``, which may be a number, an array or a tensor.
+
+    Raises:
+        EnvError: it is something else, as the None of a function that forgets to return.
+    """
+    if isinstance(value, bool | int | float) or hasattr(value, "dtype"):
+        return bool(value)
+    raise EnvError(f"{who} returned {what} = {value!r:.60}; it must be True or False")
+
+
+def close_all(closes: Sequence[Callable[[], Any]], name: str = "") -> None:
+    """Call every one, and raise the first error then.
+
+    Args:
+        name: of the environments that these are, whose errors name it; empty: errors are raised as they are.
+
+    Raises:
+        EnvError: one raised it, or with ``name`` any error.
+    """
+    errors = []
+    for number, close in enumerate(closes):
+        try:
+            with blame(name, "close", number) if name else nullcontext():
+                close()
+        except EnvError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

@@ -10,7 +10,18 @@ import numpy as np
 
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.agent_rows import Shown, store, time_limit, told_names
-from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, each_of, empty_rows, refuse_not_finite
+from apexrl.envs.lockstep import (
+    Bools,
+    EnvCall,
+    Rows,
+    Which,
+    blame,
+    close_all,
+    each_of,
+    empty_rows,
+    flag,
+    refuse_not_finite,
+)
 from apexrl.envs.played_agents import PlayedAgents
 from apexrl.envs.players import Asked, Players
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -105,9 +116,7 @@ class SeatRows:
 
     def close(self) -> None:
         with self._call():
-            for number, game in enumerate(self._games):
-                with blame(self._name, "close", number):
-                    game.close()
+            close_all([game.close for game in self._games], self._name)
 
     def _begin(self, numbers: Sequence[int], rows: Rows, seeds: Sequence[int] | None = None) -> None:
         """Begin games, up to the first turn of the learned agent. One that ends before it is played again."""
@@ -160,11 +169,13 @@ class SeatRows:
             with blame(self._name, "last", number):
                 agent = game.agent_selection
                 observation, reward, ended, cut, info = game.last()
+            who = f"{self._name}: last() of game {number}, agent {agent!r},"
+            ended, cut = flag(ended, "terminated", who), flag(cut, "truncated", who)
             if agent == seat:
                 limited = bool(self._limit) and self._turns[number] >= self._limit
                 rows.reward[number] = reward
-                rows.terminated[number] = bool(ended)
-                rows.truncated[number] = (bool(cut) or limited) and not ended
+                rows.terminated[number] = ended
+                rows.truncated[number] = (cut or limited) and not ended
                 shown = self._show[number].of(seat, observation)
                 store(self.leaves, shown, rows.observation, number, f"{self._name}: game {number}", seat)
                 if (ended or rows.truncated[number]) and rows.metrics is not None:

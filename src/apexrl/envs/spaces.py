@@ -73,11 +73,28 @@ class Leaf:
                 f"{self.name!r} of shape {list(array.shape)}; its observation space says {list(self.field.shape)}"
             )
         if array.dtype != kept.dtype and kept.dtype.kind in "iu" and (kept[row] != array).any():
-            raise SpecError(
-                f"{self.name!r} of {array.dtype} values that {self.field.dtype} does not hold, which its observation "
-                "space says: return whole numbers in its range, or change the space"
-            )
+            raise self._not_held(array)
         return 0
+
+    def kept(self, values: Any) -> Array:
+        """Its values in a batch of observations, of no variable length, as they are stored.
+
+        Raises:
+            SpecError: its dtype does not hold one.
+        """
+        array = np.asarray(values)
+        array = array - self.start if self.start else array
+        with np.errstate(invalid="ignore"):  # of NaN
+            stored = array.astype(self.field.dtype, copy=False)
+        if stored is not array and stored.dtype.kind in "iu" and (stored != array).any():
+            raise self._not_held(array)
+        return stored
+
+    def _not_held(self, array: Array) -> SpecError:
+        return SpecError(
+            f"{self.name!r} of {array.dtype} values that {self.field.dtype} does not hold, which its observation "
+            "space says: return whole numbers in its range, or change the space"
+        )
 
 
 def env_spec(
@@ -154,6 +171,8 @@ def _walk(space: gym.Space[Any], path: tuple[str | int, ...], limit: LengthLimit
         case gym.spaces.MultiBinary():
             return [Leaf(name, path, Field(space.shape, "int8"))]
         case gym.spaces.Text():
+            if not space.characters:
+                raise SpecError(f"{name} is {space}, whose charset is empty: say which characters its texts have")
             longest = int(space.max_length) * max(len(character.encode()) for character in space.characters)
             return [_text(name, path, longest, f": its space is {space}", cut=False)]
         case gym.spaces.Sequence():
@@ -273,7 +292,7 @@ def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:
     Copies only where the stored dtype differs, a discrete space does not start at 0, or lengths vary.
 
     Raises:
-        SpecError: a text, sequence or graph is too long.
+        SpecError: a text, sequence or graph is too long, or a value does not fit its dtype.
     """
     flat: Arrays = {}
     for leaf in leaves:
@@ -286,10 +305,7 @@ def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:
                 leaf.writer.write(one, rows, row)
             flat |= rows
             continue
-        array = np.asarray(value)
-        if leaf.start:
-            array = array - leaf.start
-        flat[leaf.name] = array.astype(leaf.field.dtype, copy=False)
+        flat[leaf.name] = leaf.kept(value)
     return flat
 
 
@@ -301,5 +317,5 @@ def one_of(leaf: Leaf, value: Any, rows: Mapping[str, Array], row: int) -> int:
     """
     if leaf.writer is not None:
         return leaf.writer.write(value, rows, row)
-    rows[leaf.name][row] = value - leaf.start if leaf.start else value
+    rows[leaf.name][row] = leaf.kept(value)
     return 0

@@ -225,7 +225,8 @@ def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
     best = checkpoints.best(folder.checkpoints) if wanted == "best" else None
     found = checkpoints.load(best) if best else checkpoints.load_latest(folder.checkpoints)
     if found is None:
-        raise SnapshotError(f"{folder.path} has no checkpoint yet: the run ended before its first one")
+        what = "has no checkpoint" if folder.checkpoints.is_dir() else f"has no folder {folder.checkpoints.name}"
+        raise SnapshotError(f"{folder.path} {what}: it has not come to its first one, or they were moved or deleted")
     return found
 
 

@@ -92,7 +92,7 @@ def saved(path: Path, config: Config, to: Path, name: str = "") -> tuple[int, in
         to, name: as for ``record``.
 
     Raises:
-        ConfigError: the replay's items are not single steps.
+        ConfigError: the replay's items are not single steps, or do not say where episodes terminated.
         DatasetError: it cannot be written.
         SnapshotError: it cannot be read.
     """
@@ -105,6 +105,11 @@ def saved(path: Path, config: Config, to: Path, name: str = "") -> tuple[int, in
                 f"{path} holds {options['kind']}s of {options['n_step']} steps, with rewards clipped to "
                 f"{config.env.reward_clip:g}: a dataset is made of single steps and whole rewards. Train with --n-step "
                 "1 --reward-clip 0, or make one of episodes: apexrl dataset record"
+            )
+        if options["gamma"] == 0:
+            raise ConfigError(
+                f"{path} has discounts of 0 alone, as --gamma is 0: it does not say where episodes terminated. Train "
+                "with --gamma above 0, or make a dataset of episodes: apexrl dataset record"
             )
         about = {"algorithm_name": config.agent.agent, "description": "The replay of a run of apexrl"}
         return _written(config, to, name, pieces(replay), about)

@@ -115,6 +115,7 @@ def record(
         claim: the run folder, locked; None: a new one is made, and locked here.
 
     Raises:
+        ConfigError: the run folder cannot be written.
         HeldError: another process trains this run.
         FencedError: another process has taken it over meanwhile.
     """
@@ -125,9 +126,12 @@ def record(
     base = Base() if claim.begins else base_of(folder)
     checkpointing.check_left(folder, base.updates)
     with closing(wire(folder.replay_path)) as wiring:  # what it refuses leaves no run folder
-        if claim.begins:
-            folder.write_config(config)
-        folder.generations.begin(checkpoint.newest_generation(folder.checkpoints))
+        try:
+            if claim.begins:
+                folder.write_config(config)
+            folder.generations.begin(checkpoint.newest_generation(folder.checkpoints))
+        except OSError as error:  # no run begins on a full disk
+            raise ConfigError(f"cannot write in the run folder {folder.path}: {error.strerror or error}") from error
         ledger = Ledger(config, folder, [RunLog(folder.path, folder.generations.check), *observers], base, began)
         try:
             ledger.open()

@@ -49,6 +49,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
 
     Raises:
         ConfigError: a name or a value that there is not.
+        AgentError: no agent takes the environment's actions, as their bounds are infinite.
         EnvError: the environment cannot be made.
         SpecError: one of its spaces is not supported.
     """
@@ -64,6 +65,8 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     from apexrl.launch.env_look import env_facts
 
     facts = env_facts(look, measure=agent == AUTO)
+    if agent == AUTO:
+        facts.spec.action.check_bounds("every agent")
     cores = usable_cores()
     chosen = choose(facts, cores, agent, topology, given)
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps, look.agent.memory)

@@ -25,6 +25,7 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -75,7 +76,12 @@ class RunFolder:
     def create(cls, config: Config) -> RunFolder:
         """Make a new folder with its ``config.toml``; errors as of ``make``."""
         folder = cls.make(config)
-        folder.write_config(config)
+        try:
+            folder.write_config(config)
+        except OSError as error:
+            with suppress(OSError):  # what made the writing fail is told, not this
+                folder.path.rmdir()
+            raise ConfigError(f"cannot write a run folder in --out {config.out}: {error.strerror or error}") from error
         return folder
 
     @classmethod
@@ -102,6 +108,8 @@ class RunFolder:
         """
         path = Path(path).expanduser()
         if not (path / "config.toml").is_file():
+            if path.is_file():
+                raise ConfigError(f"{path} is a file: give the folder of a run, as {path.parent}")
             what = "there is no such folder" if not path.is_dir() else "it holds no config.toml"
             raise ConfigError(f"{path} is not a run folder: {what}.{_runs_nearby(path)}")
         return cls(path)
@@ -126,12 +134,14 @@ class RunFolder:
         """The configuration with which the run was started, or resumed last.
 
         Raises:
-            ConfigError: ``config.toml`` cannot be read.
+            ConfigError: ``config.toml`` cannot be read, or is empty, as no run writes it.
         """
         try:
             text = read_text(self.config_path, _MOST_CONFIG_BYTES)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.config_path} cannot be read ({error})") from error
+        if all(line.startswith("#") for line in map(str.strip, text.splitlines()) if line):
+            raise ConfigError(f"{self.config_path} holds no setting: put back the one that the run wrote")
         return convert.from_toml(text, str(self.config_path))
 
     def write_config(self, config: Config) -> None:

@@ -15,7 +15,7 @@ from apexrl.datasets.minari_files import Dataset
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.off_policy import importance
 from apexrl.evaluation.off_policy.importance import Estimate
-from apexrl.spec import Array
+from apexrl.spec import ACTION_MASK, Array
 
 if TYPE_CHECKING:
     from apexrl.evaluation.loaded_agent import LoadedAgent
@@ -63,14 +63,12 @@ def estimates(
             f"{weighing[0]} needs: record it with apexrl dataset record, or use --method {FITTED}"
         )
     returns = np.array([float((one.reward * fit.gamma ** np.arange(one.steps)).sum()) for one in episodes])
-    rng = np.random.default_rng(seed)
-    samples = returns[rng.integers(len(returns), size=(importance.RESAMPLES, len(returns)))].mean(axis=1)
     found = {}
     chosen = [_acts(loaded, one.observation) for one in episodes]
     effective = float("nan")
     if weighing:
         ratios = [
-            _log_prob(loaded, ours[:-1], one.action, fit.epsilon) - one.log_prob
+            _log_prob(loaded, ours[:-1], one, fit.epsilon) - one.log_prob
             for ours, one in zip(chosen, episodes, strict=True)
             if one.log_prob is not None
         ]
@@ -79,7 +77,7 @@ def estimates(
         found = {name: importance.estimate(name, of, seed) for name in weighing}
     if FITTED in methods:
         found = {FITTED: _fitted(loaded, episodes, chosen, fit, seed), **found}
-    return Found(Estimate(float(returns.mean()), *importance.interval(samples)), found, effective)
+    return Found(importance.mean_return(returns, seed), found, effective)
 
 
 def _acts(loaded: LoadedAgent, observation: dict[str, Array]) -> Array:
@@ -100,12 +98,17 @@ def _acts(loaded: LoadedAgent, observation: dict[str, Array]) -> Array:
     return np.concatenate(parts)
 
 
-def _log_prob(loaded: LoadedAgent, ours: Array, recorded: Array, epsilon: float) -> NDArray[Any]:
+def _log_prob(loaded: LoadedAgent, ours: Array, episode: Episode, epsilon: float) -> NDArray[Any]:
     """log π(a|s) [T] of recorded discrete actions; −∞ where the policy never takes them."""
     action = loaded.spec.action
-    same = (ours == recorded).reshape(len(ours), -1).all(axis=1)
+    same = (ours == episode.action).reshape(len(ours), -1).all(axis=1)
+    random: Any = 1.0 / math.prod(action.choices)  # probability of a recorded action where a random one is executed
+    if loaded.spec.masked:
+        possible = action.possible_together(episode.observation[ACTION_MASK][:-1])
+        taken = possible[np.arange(len(ours)), _numbers(loaded, episode.action)]
+        random = taken / np.maximum(possible.sum(axis=1), 1)
     with np.errstate(divide="ignore"):
-        found: NDArray[Any] = np.log(epsilon / math.prod(action.nvec or (action.n,)) + (1.0 - epsilon) * same)
+        found: NDArray[Any] = np.log(epsilon * random + (1.0 - epsilon) * same)
     return found
 
 

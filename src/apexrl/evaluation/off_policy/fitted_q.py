@@ -19,7 +19,7 @@ from torch import Tensor
 from apexrl.evaluation.off_policy.importance import Estimate, interval
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Critics
-from apexrl.spec import Array, EnvSpec
+from apexrl.spec import ACTION_MASK, Array, EnvSpec
 
 
 class Recorded(NamedTuple):
@@ -42,7 +42,7 @@ class Fit:
 
     Args:
         gamma: discount.
-        epsilon: probability with which the policy's discrete action is uniformly random instead.
+        epsilon: probability with which the policy's discrete action is uniformly random instead, of those possible.
         updates: gradient steps.
         critics: how many, each of its own bootstrap sample.
         polyak: share by which targets follow with every update.
@@ -60,7 +60,7 @@ class Fit:
 
 def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate:
     """mean Q(s_0, π(s_0)) over first observations, and an interval of 95 % over bootstrap samples."""
-    discrete, count = not spec.action.box, fit.critics + 1  # the last one learns from all episodes as they are
+    count = fit.critics + 1  # the last one learns from all episodes as they are
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     episodes = len(data.first_action)
     shares = np.ones((count, episodes), np.float32)
@@ -79,9 +79,9 @@ def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate
     for update in range(fit.updates):
         rows = torch.randint(len(reward), (min(fit.batch_size, len(reward)),), generator=generator)
         with torch.no_grad():
-            answers = _values(target, _rows(tensors["later"], rows), later[rows], discrete, fit.epsilon)
+            answers = _values(target, _rows(tensors["later"], rows), later[rows], spec, fit.epsilon)
             y = reward[rows] + fit.gamma * goes_on[rows] * answers
-        q = _values(network, _rows(tensors["now"], rows), action[rows], discrete, 0.0)
+        q = _values(network, _rows(tensors["now"], rows), action[rows], spec, 0.0)
         loss = (weights[:, episode[rows]] * (q - y).square()).mean(dim=1).sum()
         for group in optimizer.param_groups:  # noise of the last steps averages out
             group["lr"] = fit.learning_rate * (1.0 - update / fit.updates)
@@ -92,7 +92,7 @@ def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate
             for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
                 slow.lerp_(fast, fit.polyak)
     with torch.no_grad():
-        first = _values(network, scaled(data.first), torch.from_numpy(data.first_action), discrete, fit.epsilon)
+        first = _values(network, scaled(data.first), torch.from_numpy(data.first_action), spec, fit.epsilon)
     values = scale * first.numpy().astype(np.float64)  # [K + 1, E]
     samples = (shares[:-1] * values[:-1]).sum(axis=1) / episodes
     return Estimate(float(values[-1].mean()), *interval(samples))
@@ -105,16 +105,20 @@ def _network(spec: EnvSpec, fit: Fit, count: int) -> torch.nn.Module:
     return ActionValues(spec, fit.hidden, count, alternatives)
 
 
-def _values(
-    network: torch.nn.Module, seen: dict[str, Tensor], action: Tensor, discrete: bool, epsilon: float
-) -> Tensor:
+def _values(network: torch.nn.Module, seen: dict[str, Tensor], action: Tensor, spec: EnvSpec, epsilon: float) -> Tensor:
     """[K, B] of actions; with ε the mean over what is executed instead."""
-    if not discrete:
+    if spec.action.box:
         answers: Tensor = network(seen, action)
         return answers.squeeze(2)
     every: Tensor = network(seen)  # [K, B, n]
     taken = every.gather(2, action.expand(every.shape[:2]).unsqueeze(2)).squeeze(2)
-    return taken if not epsilon else (1.0 - epsilon) * taken + epsilon * every.mean(dim=2)
+    if not epsilon:
+        return taken
+    if not spec.masked:
+        return (1.0 - epsilon) * taken + epsilon * every.mean(dim=2)
+    possible = torch.from_numpy(spec.action.possible_together(seen[ACTION_MASK].numpy())).float()
+    drawn = (every * possible).sum(dim=2) / possible.sum(dim=1).clamp(min=1.0)  # behind an end none may be left
+    return (1.0 - epsilon) * taken + epsilon * drawn
 
 
 class Scaled:

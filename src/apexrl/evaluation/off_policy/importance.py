@@ -90,6 +90,14 @@ def estimate(method: str, of: Weighted, seed: int = 0) -> Estimate:
     return Estimate(value, *(interval(told) if len(told) and not math.isnan(value) else (math.nan, math.nan)))
 
 
+def mean_return(returns: Floats, seed: int = 0) -> Estimate:
+    """The mean of returns [E], and an interval over bootstrap samples, which are drawn one by one: all of them together
+    would take ``RESAMPLES`` times the memory."""
+    rng, episodes = np.random.default_rng(seed), len(returns)
+    samples = np.array([returns[rng.integers(episodes, size=episodes)].mean() for _ in range(RESAMPLES)])
+    return Estimate(float(returns.mean()), *interval(samples))
+
+
 def interval(samples: Floats) -> tuple[float, float]:
     """Between which 95 % of the samples lie."""
     low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
