@@ -25,7 +25,6 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -76,12 +75,7 @@ class RunFolder:
     def create(cls, config: Config) -> RunFolder:
         """Make a new folder with its ``config.toml``; errors as of ``make``."""
         folder = cls.make(config)
-        try:
-            folder.write_config(config)
-        except OSError as error:
-            with suppress(OSError):  # what made the writing fail is told, not this
-                folder.path.rmdir()
-            raise ConfigError(f"cannot write a run folder in --out {config.out}: {error.strerror or error}") from error
+        folder.write_config(config)
         return folder
 
     @classmethod
@@ -89,7 +83,7 @@ class RunFolder:
         """Make a new folder with nothing in it. If the name is taken, a number is added to it.
 
         Raises:
-            ConfigError: the folder cannot be made, or the configuration cannot be written.
+            ConfigError: the folder cannot be made.
         """
         name = config.name or default_name(config)
         convert.to_toml(config)  # refused before there is a folder
