@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from recording_observer import Watcher, small
 
+from apexrl.agents import matrix_products
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, NonFiniteError, WorkerError
 from apexrl.launch import launch
@@ -120,3 +122,21 @@ def test_roles_that_wait_for_each_other_are_an_error(tmp_path: Path) -> None:
     config = replace(config, learner=replace(config.learner, updates_per_second=1e-9))
     with pytest.raises(WorkerError, match="no role can go on"):
         launch(config)
+
+
+def test_the_process_gets_its_pytorch_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose it is may go on with models of its own, also where the run failed."""
+    monkeypatch.setattr(matrix_products, "_able", lambda: True)  # a learner sets the precision on such processors alone
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    own = 2, "high"
+    config = serial(tmp_path, "faulty")
+    config = replace(config, env=replace(config.env, env="apexrl.envs.faulty:Raises-v0", env_kwargs={"at_step": 50}))
+    try:
+        torch.set_num_threads(own[0])
+        torch.set_float32_matmul_precision(own[1])
+        with pytest.raises(EnvError, match="the simulator broke at step 50"):
+            launch(replace(config, learner=replace(config.learner, learner_threads=1)))
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == own
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])

@@ -126,6 +126,22 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
         assert interrupts.count == 2
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGINT, "interrupted: saving (Ctrl-C again ends at once)"),
+        (signal.SIGTERM, "told to end by SIGTERM: saving (a second SIGTERM ends at once)"),
+        (signal.SIGHUP, "the terminal was closed: saving (SIGTERM ends at once)"),
+    ],
+)
+def test_the_first_signal_is_named(number: signal.Signals, said: str) -> None:
+    """Nobody can press Ctrl-C in a terminal that was closed."""
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.heeded("saving") == said
+
+
 def test_a_terminal_that_nobody_reads_halts_nobody(tmp_path: Path) -> None:
     """As one that was stopped with Ctrl-S: its buffer is full. A preset, which says nothing before the run."""
     words = ["train", "cartpole", *SMALL.split(), "--env-steps", "1500", "--out", str(tmp_path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -79,6 +80,17 @@ def test_the_last_one_is_tried_for_a_while_and_then_told_as_lost(stage: Any, mon
     (said,) = warnings(stage)
     assert "Permission denied" in said
     assert "No checkpoint was written yet" in said
+
+
+def test_a_loss_says_how_long_it_was_tried(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on with each attempt: disks that hang take longer than they are given."""
+    clock = itertools.count(0.0, 6.0)
+    monkeypatch.setattr(checkpointing, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    context = stage.context("learner")
+    disk = Disk(context)
+    disk.error = OSError(errno.EIO, os.strerror(errno.EIO))
+    Saving(context, 60.0).last(disk.write)
+    assert "It was tried for 12 s, and is lost" in warnings(stage)[0]
 
 
 def test_a_last_one_that_goes_at_the_second_attempt_is_there(stage: Any, tmp_path: Path) -> None:

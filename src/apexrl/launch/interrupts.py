@@ -6,9 +6,15 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from apexrl.run import callback_observer
+
+_WISHES: Final = {
+    signal.SIGINT: ("interrupted", "Ctrl-C again"),
+    signal.SIGTERM: ("told to end by SIGTERM", "a second SIGTERM"),
+    signal.SIGHUP: ("the terminal was closed", "SIGTERM"),
+}
 
 
 class Interrupts:
@@ -23,6 +29,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self._first = signal.SIGINT
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -37,10 +44,17 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.count:
+            self._first = signal.Signals(number)
         if number != signal.SIGHUP or not self.count:
             self.count += 1
         if callback_observer.interruptible():
             raise KeyboardInterrupt
+
+    def heeded(self, last: str) -> str:
+        """What happened first, that ``last`` is being done, and what would end the run at once."""
+        what, again = _WISHES[self._first]
+        return f"{what}: {last} ({again} ends at once)"
 
     def pause(self, seconds: float) -> None:
         """Sleep, but no longer than until the first interrupt, which is raised as KeyboardInterrupt."""

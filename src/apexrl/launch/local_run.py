@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +95,23 @@ def serial(
     program = wire(config, seen)
 
     def body(ledger: Ledger, wiring: Wiring) -> None:
-        run_serial(program, ledger, wiring, interrupts)
+        with _pytorch_as_it_was():
+            run_serial(program, ledger, wiring, interrupts)
 
     return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, False, path))
+
+
+@contextmanager
+def _pytorch_as_it_was() -> Iterator[None]:
+    """Give the process back its threads and its precision of products, which a learner sets: it may be a notebook's."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
 
 
 def record(

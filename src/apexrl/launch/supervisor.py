@@ -380,7 +380,7 @@ class Supervisor:
             self._ledger.stop("interrupted")
             keeps = any(slot.node.traits.writes_checkpoints for slot in self._slots)
             last = "writing the final checkpoint" if keeps else "handing over what there is"
-            self._ledger.tell(f"interrupted: {last} (Ctrl-C again ends at once)", "warning")
+            self._ledger.tell(self._interrupts.heeded(last), "warning")
         else:
             self._board.stop = HURRY
             self._stop_at = time.monotonic()

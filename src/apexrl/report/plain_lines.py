@@ -149,7 +149,7 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
         "updates": "all learner updates were made",
         "minutes": "the time was up",
         "callback": "a callback asked for it",
-        "interrupted": "you interrupted it",
+        "interrupted": "it was interrupted",
         "stopped": "apexrl stop asked for it",
         "finished": "the learner's run is over",
         "drained": "apexrl drain asked for it",

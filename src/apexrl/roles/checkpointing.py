@@ -167,7 +167,7 @@ class Saving:
     def last(self, write: Callable[[], object]) -> None:
         """At the end of a run: ``LAST_SECONDS`` are all the time that there is. On a full disk older checkpoints give
         way to it, but for the newest."""
-        deadline = time.monotonic() + LAST_SECONDS
+        began = time.monotonic()
         while True:
             try:
                 write()
@@ -179,8 +179,8 @@ class Saving:
                     return
                 if _full(error) and self._kept and self._make_room():
                     continue
-                if time.monotonic() >= deadline:
-                    self._tell(error, f"It was tried for {LAST_SECONDS:g} s, and is lost")
+                if (tried := time.monotonic() - began) >= LAST_SECONDS:
+                    self._tell(error, f"It was tried for {tried:.0f} s, and is lost")
                     return
             self._context.should_stop()  # also the heartbeat
             time.sleep(_LAST_PAUSE)

@@ -369,7 +369,7 @@ class Driver:
                 kill(slot.handle)
                 slot.gone = True
         elif self._stop_at is None:
-            self._ledger.tell("interrupted: writing the final checkpoint (Ctrl-C again ends at once)", "warning")
+            self._ledger.tell(self._interrupts.heeded("writing the final checkpoint"), "warning")
         else:
             self._word = HURRY
             self._stop_at = time.monotonic()
