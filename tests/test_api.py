@@ -21,13 +21,14 @@ from apexrl.run.folder import RunFolder, make_summary
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import Observer, RunStatus
 from apexrl.spec import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, Field
+from run_folders import new_folder
 
 SMALL = Config(env=EnvConfig(env="CartPole-v1"), agent=AgentConfig(hidden=(8,)), name="run")
 
 
 def a_run(tmp_path: Path, config: Config = SMALL, best: bool = True) -> RunFolder:
     """A folder as a launcher leaves it, with an agent that never learned."""
-    folder = RunFolder.create(Config(**{**vars(config), "out": str(tmp_path)}))
+    folder = new_folder(Config(**{**vars(config), "out": str(tmp_path)}))
     env = make_vector(config.env, 1, 0)
     folder.write_spec(env.spec)
     env.close()
@@ -50,7 +51,7 @@ def fake_launch(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         config: Config, observers: Sequence[Observer] = (), resume: Path | None = None, env: Any = None
     ) -> dict[str, Any]:
         seen.append(config)
-        folder = RunFolder.open(resume) if resume else RunFolder.create(config)
+        folder = RunFolder.open(resume) if resume else new_folder(config)
         everyone = [RunLog(folder.path), *observers]
         for observer in everyone:
             observer.started(config, folder.path)

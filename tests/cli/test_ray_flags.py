@@ -16,7 +16,7 @@ from apexrl.config.placement import Ray, Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.ray.resources import HERE, in_range, remember, resumed
 from apexrl.presets import preset
-from apexrl.run.folder import RunFolder
+from run_folders import new_folder
 
 
 def parsed(*words: str) -> Any:
@@ -149,7 +149,7 @@ def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_run_is_resumed_where_it_was_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     remember(Ray("127.0.0.1:6379", actor_cpus=0.5), folder.path)
     met: list[Any] = []
     monkeypatch.setattr(api, "_run", lambda config, placement, **_: met.append((config.actor, placement)))

@@ -15,8 +15,9 @@ from apexrl.api import Run
 from apexrl.compare.plan import Plan
 from apexrl.config import Config
 from apexrl.errors import EnvError, WorkerError
-from apexrl.run.folder import RunFolder, make_summary
+from apexrl.run.folder import make_summary
 from apexrl.run.status import Observer, PolicyLag, RunStatus
+from run_folders import new_folder
 
 LEARNED = 640  # env steps in the learner's batches of a made-up run
 
@@ -35,7 +36,7 @@ class FakeRuns:
         self.made.append(config.name)
         if config.name in self.fail and self.before_folder:
             raise EnvError("the licence server is away\nand more")
-        folder = RunFolder.create(config)
+        folder = new_folder(config)
         on_folder(folder.path)
         status = RunStatus(phase="training", elapsed_seconds=10.0, env_steps=1000, updates=20, eval_return=1.0,
                            policy_lag=PolicyLag(1.5, 3.0, 8.0), env_steps_per_second=100.0,

@@ -31,6 +31,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, gateway_cut, host_cut, topology
+from run_folders import new_folder
 
 
 def run(
@@ -51,7 +52,7 @@ def run(
     watcher = Watcher(act)
     folder = RunFolder(tmp_path / "run")
     if not folder.path.exists():
-        folder = RunFolder.create(config)
+        folder = new_folder(config)
     folder.generations.begin()
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
     ledger.open()
@@ -167,7 +168,7 @@ def scale(folder: Path, actors: int = 2) -> tuple[int, str]:
 
 
 def test_a_run_that_nobody_trains_is_not_scaled(tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     assert scale(folder.path) == (1, "no process trains RUN now: apexrl resume RUN goes on with it\n")
     folder.write_summary({"stopped_by": "env_steps"})
     assert scale(folder.path) == (
@@ -181,21 +182,21 @@ def test_a_run_that_nobody_trains_is_not_scaled(tmp_path: Path) -> None:
 
 
 def test_a_main_process_that_does_not_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     worker_list.write(folder.path, [], lambda: None, ActorNumbers(2, 1, 4))
     assert scale(folder.path, 3) == (1, "RUN was asked to go on with 3 actors, and has not answered within 0 s\n")
 
 
 @pytest.mark.parametrize(("settings", "why"), [({"serial": True}, "--serial"), ({}, "another version")])
 def test_launchers_that_scale_nothing_are_named(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
-    folder = RunFolder.create(convert.override(Config(name="run", out=str(tmp_path)), settings))
+    folder = new_folder(convert.override(Config(name="run", out=str(tmp_path)), settings))
     worker_list.write(folder.path, [], lambda: None)
     with pytest.raises(ConfigError, match=why):
         scale_run.scale(folder.path, 2)
 
 
 def test_the_command_knows_folders_from_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunFolder.create(Config(name="pendulum", out=str(tmp_path)))
+    new_folder(Config(name="pendulum", out=str(tmp_path)))
     assert main.main(["scale", str(tmp_path / "pendulmu"), "--actors", "3"]) == main.USAGE
     said = capsys.readouterr().err.replace("\n", " ")
     assert "did you mean 'pendulum'?" in said

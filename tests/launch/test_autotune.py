@@ -32,6 +32,7 @@ from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.apex import apex
+from run_folders import new_folder
 
 WINDOW_SECONDS = 0.5
 
@@ -57,7 +58,7 @@ def tune(
     program.role(Actor, count=count, most=most, least=1, restarts=restarts, deeds=deeds)
     program.role(Learner, deeds={})
     watcher = Watcher(lambda status: act(status) or len(watcher.said("tuning")) > len(Script.settings))
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
     return supervised(program, config, ledger, watcher)
 
@@ -194,7 +195,7 @@ def test_a_knob_is_turned_inside_a_worker(
     program = Program(config)
     program.role(Turned, knob=program.thread_count("thread", start=2, most=5), deeds={})
     watcher = Watcher(lambda status: len(watcher.said("tuning")) == 3)
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
     with Interrupts() as interrupts:
         boss = Supervisor(config, interrupts, preload=["idle_roles"])

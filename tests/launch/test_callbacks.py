@@ -30,6 +30,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import samples, status_scalars
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
+from run_folders import new_folder
 from telling_envs import Telling
 
 
@@ -140,7 +141,7 @@ def test_an_error_at_the_end_leaves_the_summary_of_a_run_that_ended_well(tmp_pat
 
 def ledger_of(tmp_path: Path, *callbacks: Any) -> Ledger:
     config = Config(name="run", out=str(tmp_path))
-    ledger = Ledger(config, RunFolder.create(config), [CallbackObserver(one) for one in callbacks], Base(), 0.0)
+    ledger = Ledger(config, new_folder(config), [CallbackObserver(one) for one in callbacks], Base(), 0.0)
     ledger.open()
     return ledger
 

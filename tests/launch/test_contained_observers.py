@@ -19,9 +19,9 @@ from apexrl.launch import contained_observers
 from apexrl.launch.contained_observers import Contained, contained, pass_on_news
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
-from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import RunStatus
+from run_folders import new_folder
 
 
 class Written(Watcher):
@@ -45,7 +45,7 @@ class Written(Watcher):
 
 def ledger_of(tmp_path: Path, *observers: Any) -> Ledger:
     config = Config(name="run", out=str(tmp_path))
-    ledger = Ledger(config, RunFolder.create(config), list(observers), Base(), began=100.0)
+    ledger = Ledger(config, new_folder(config), list(observers), Base(), began=100.0)
     ledger.open()
     return ledger
 

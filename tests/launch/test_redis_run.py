@@ -30,11 +30,11 @@ from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.tcp.gateway_messages import Record
-from apexrl.run.folder import RunFolder
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import with_slots
 from redis_server import RedisServer
+from run_folders import new_folder
 
 PROBE = Probe(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32")}, 64)
 PASSWORD = "not/for#anybody"
@@ -124,7 +124,7 @@ def test_another_environment_or_agent_is_refused_by_host_and_difference(
 
 
 def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:
-    folder = RunFolder.create(small(tmp_path))
+    folder = new_folder(small(tmp_path))
     first = Identity.of(folder.config(), Redis("redis://x", "cp", actors=False), None)
     first.write(folder)
     assert Identity.of(folder.config(), Redis("redis://x", actors=None), folder) == first
@@ -134,7 +134,7 @@ def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_never_on_a_server_can_be_resumed_on_one(tmp_path: Path) -> None:
-    folder = RunFolder.create(small(tmp_path))
+    folder = new_folder(small(tmp_path))
     identity = Identity.of(folder.config(), Redis("redis://x", actors=None), folder)
     assert (identity.name, identity.actors) == ("run", True)
     folder.hosts_path.write_text("[]")

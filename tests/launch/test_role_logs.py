@@ -19,8 +19,8 @@ from apexrl.launch import role_logs
 from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.role_logs import bound
 from apexrl.links.printable import host_name
-from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
+from run_folders import new_folder
 
 MOST = 100_000
 
@@ -79,7 +79,7 @@ def test_the_logs_of_roles_as_json_say_who_speaks(tmp_path: Path) -> None:
 
 def test_the_log_of_metrics_is_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resuming, curves and apexrl doctor read all of it."""
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     (folder.path / "logs").mkdir()
     for path in (folder.metrics_path, folder.path / "logs" / "actor-0.log"):
         path.write_bytes(bytes(MOST))

@@ -26,6 +26,7 @@ from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.ownership import Generations, RunLock
 from apexrl.run.status import RunStatus
+from run_folders import new_folder
 
 ENDLESS = StopConfig(env_steps=0)
 
@@ -196,7 +197,7 @@ def test_a_killed_command_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
 
 def test_a_run_that_never_wrote_a_checkpoint_begins_again_in_its_folder(tmp_path: Path) -> None:
     config = replace(small(tmp_path, stop=StopConfig(env_steps=600)), serial=True)
-    folder = RunFolder.create(replace(config, seed=5))
+    folder = new_folder(replace(config, seed=5))
     row = {"kind": "status", "env_steps": 10**6, "updates": 500, "wall_seconds": 9.0}
     folder.metrics_path.write_text(json.dumps(row) + "\n")
     run = again(config)

@@ -19,12 +19,13 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
 from apexrl.topologies.validation import validate
+from run_folders import new_folder
 
 
 def ledger_of(tmp_path: Path, stop: StopConfig | None = None, base: Base | None = None, **observing: Any) -> Any:
     config = Config(name="run", out=str(tmp_path), stop=stop or StopConfig())
     watcher = Watcher(**observing)
-    return Ledger(config, RunFolder.create(config), [watcher], base or Base(), began=100.0), watcher
+    return Ledger(config, new_folder(config), [watcher], base or Base(), began=100.0), watcher
 
 
 def tick(ledger: Ledger, now: float, **totals: int) -> RunStatus:
@@ -221,7 +222,7 @@ def test_a_run_on_one_machine_has_nothing_to_say_of_hosts(tmp_path: Path) -> Non
 def test_who_goes_on_with_a_run_says_for_longer_than_it_had(
     stop: StopConfig, had: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     check_ahead(stop, folder)  # there is no summary
     folder.summary_path.write_text(json.dumps({"stopped_by": "minutes", **had}))
     with pytest.raises(ConfigError, match=told) if told else nullcontext():

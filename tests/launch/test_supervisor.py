@@ -26,8 +26,8 @@ from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import Slot
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.run.folder import RunFolder
 from apexrl.topologies.program import Program
+from run_folders import new_folder
 
 
 def supervise(
@@ -53,7 +53,7 @@ def supervise(
     program.role(role, count=count, restarts=restarts, env_timeout=env_timeout, least=least, deeds=deeds, **ports)
     program.nodes[-1] = replace(program.nodes[-1], **(leased or {}))  # type: ignore[arg-type]
     watcher = Watcher(act)
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())
     ledger.open()
     with Interrupts() as interrupts:

@@ -19,8 +19,8 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import Slot
 from apexrl.links.local.control_board import ControlBoard
-from apexrl.run.folder import RunFolder
 from apexrl.topologies import Program
+from run_folders import new_folder
 
 
 class Rig:
@@ -32,7 +32,7 @@ class Rig:
         program.role(Actor, count=count, most=most, deeds={})
         self.board = ControlBoard(most)
         self.board.set_base("updates", 100)
-        folder = RunFolder.create(config)
+        folder = new_folder(config)
         self.ledger = Ledger(config, folder, [], Base(updates=100), 0.0)
         self.slots = [Slot(program.nodes[0], index, 0, self.board, index, tmp_path) for index in range(most)]
         for slot in self.slots:

@@ -13,8 +13,8 @@ from apexrl.report.live_panel import LivePanel, View, panel
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, closing_line, line
 from apexrl.roles import Actor, Learner
-from apexrl.run.folder import RunFolder
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
+from run_folders import new_folder
 
 FOLDER = Path("runs/cartpole-1")
 
@@ -125,7 +125,7 @@ def test_a_live_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_lines_have_levels_and_say_whose_they_are(tmp_path: Path) -> None:
-    folder = RunFolder.create(config := Config(preset="cartpole", name="cp", out=str(tmp_path)))
+    folder = new_folder(config := Config(preset="cartpole", name="cp", out=str(tmp_path)))
     folder.generations.begin()
     folder.generations.begin()
     console = Console(file=io.StringIO(), force_terminal=True, width=40)

@@ -18,9 +18,9 @@ from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.report.worker_overview import overview
 from apexrl.run import worker_list
 from apexrl.run.actor_order import ActorNumbers
-from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus, Work, WorkerStatus
 from apexrl.run.worker_health import in_trouble, medians
+from run_folders import new_folder
 
 
 def actor(index: int, **changes: Any) -> WorkerStatus:
@@ -102,7 +102,7 @@ def shown(folder: Path, width: int = 100) -> str:
 
 
 def test_a_run_folder_tells_of_its_workers_until_the_run_ends(tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(name="run", out=str(tmp_path)))
+    folder = new_folder(Config(name="run", out=str(tmp_path)))
     folder.generations.begin()
     upkeep = Upkeep(folder)
     upkeep.update(RunStatus(workers=thousand()[:6]))

@@ -14,6 +14,7 @@ from apexrl.run.folder import RunFolder, default_name, make_summary, versions
 from apexrl.run.spec_json import spec_from_json, spec_to_json
 from apexrl.run.status import PolicyLag, RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
+from run_folders import new_folder
 
 PROMISED = {
     "preset",
@@ -42,7 +43,7 @@ PROMISED = {
 
 def test_create_and_open(tmp_path: Path) -> None:
     config = Config(preset="cartpole", out=str(tmp_path / "deep" / "runs"), name="first", seed=7)
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     assert folder.path == tmp_path / "deep" / "runs" / "first"
     assert RunFolder.open(folder.path).config() == config
     assert "apexrl train config.toml" in folder.config_path.read_text()
@@ -51,7 +52,7 @@ def test_create_and_open(tmp_path: Path) -> None:
 
 def test_an_existing_run_is_never_touched(tmp_path: Path) -> None:
     config = Config(out=str(tmp_path), name="same")
-    folders = [RunFolder.create(config).path.name for _ in range(3)]
+    folders = [new_folder(config).path.name for _ in range(3)]
     assert folders == ["same", "same-2", "same-3"]
 
 
@@ -61,17 +62,17 @@ def test_default_names(tmp_path: Path) -> None:
     assert default_name(Config(env=EnvConfig(env="ALE/Pong-v5"))).startswith("ale-pong-v5-2")
     assert default_name(Config(env=EnvConfig(env=lambda: None))).split("-2")[0].endswith("lambda")
     for config in (Config(env=EnvConfig(env="ALE/Pong-v5")), Config(env=EnvConfig(env=lambda: None))):
-        RunFolder.create(Config(env=config.env, out=str(tmp_path)))
+        new_folder(Config(env=config.env, out=str(tmp_path)))
 
 
 def test_out_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write a run folder in --out"):
-        RunFolder.create(Config(out=str(tmp_path / "file")))
+        new_folder(Config(out=str(tmp_path / "file")))
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
-    RunFolder.create(Config(out=str(tmp_path), name="cartpole-1"))
+    new_folder(Config(out=str(tmp_path), name="cartpole-1"))
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=r"there is no such folder. \(did you mean 'cartpole-1'\?\)"):
         RunFolder.open(tmp_path / "cartpole-2")
@@ -85,7 +86,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "# Written by apexrl\n\n"])
 def test_settings_that_are_gone_are_not_taken_for_the_default_ones(text: str, tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(out=str(tmp_path), name="cut"))
+    folder = new_folder(Config(out=str(tmp_path), name="cut"))
     folder.config_path.write_text(text)
     with pytest.raises(ConfigError, match=r"cut/config.toml holds no setting"):
         folder.config()
@@ -117,14 +118,14 @@ def test_summary_has_what_is_promised(tmp_path: Path) -> None:
     assert summary["restarts"] == {"actor": 1}
     assert (summary["env"], summary["agent"], summary["topology"]) == ("CartPole-v1", "dueling_dqn", "apex")
 
-    folder = RunFolder.create(Config(out=str(tmp_path)))
+    folder = new_folder(Config(out=str(tmp_path)))
     folder.write_summary(summary)
     assert folder.summary() == summary
 
 
 def test_a_run_that_never_began_has_a_summary(tmp_path: Path) -> None:
     summary = make_summary(Config(), RunStatus(), stopped_by="error", error="the env raised")
-    folder = RunFolder.create(Config(out=str(tmp_path)))
+    folder = new_folder(Config(out=str(tmp_path)))
     folder.write_summary(summary)
     written = json.loads(folder.summary_path.read_text())
     assert written["env_steps_per_second"] == 0.0

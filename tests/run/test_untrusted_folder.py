@@ -24,6 +24,7 @@ from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch.ray import resources
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
+from run_folders import new_folder
 
 CALL = 'env = { callable = "subprocess:check_output" }'
 ELSEWHERE = "192.0.2.7:6379"  # nobody has that address
@@ -36,7 +37,7 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
 def folder_of(tmp_path: Path, **config: Any) -> RunFolder:
     """What a run leaves behind, with an agent that never learned."""
     made = Config(agent=AgentConfig(hidden=(8,)), name="run", out=str(tmp_path), **config)
-    folder = RunFolder.create(made)
+    folder = new_folder(made)
     env = make_vector(EnvConfig(), 1, 0)
     folder.write_spec(env.spec)
     env.close()

@@ -22,6 +22,7 @@ from apexrl.sweep.member_copy import take_over
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.population import Member, Round, check_space, decide, member_config, perturbed, rounds_of
 from apexrl.sweep.search_space import search_space
+from run_folders import new_folder
 
 CONFIG = override(presets.preset("cartpole").config, {"env_steps": 1000})
 SPACE = search_space(CONFIG, ["learning_rate", "gamma", "target_period_updates"])
@@ -78,7 +79,7 @@ def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path)
     folders = []
     for member, updates in ((0, 50), (1, 80)):
         config = member_config(PLAN, tmp_path, member, {"learning_rate": 1e-3}, 1)
-        folder = RunFolder.create(config)
+        folder = new_folder(config)
         about = {"updates": updates, "env_steps": 250}
         arrays = {"weights": np.full(3, float(member), np.float32)}
         checkpoint.save(folder.checkpoints, arrays, about)

@@ -52,7 +52,7 @@ _MOST_JSON_BYTES = 16 << 20
 
 
 class RunFolder:
-    """One run's folder. Make one with ``create`` or ``open``."""
+    """One run's folder. Make one with ``make`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -70,13 +70,6 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.replay_path = self.checkpoints / "replay"
         """The replay's snapshot, with ``--save-replay``."""
-
-    @classmethod
-    def create(cls, config: Config) -> RunFolder:
-        """Make a new folder with its ``config.toml``; errors as of ``make``."""
-        folder = cls.make(config)
-        folder.write_config(config)
-        return folder
 
     @classmethod
     def make(cls, config: Config) -> RunFolder:

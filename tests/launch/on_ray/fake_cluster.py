@@ -25,10 +25,11 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.links.local.control_board import RUN
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.local.worker_messages import Message
-from apexrl.run.folder import RunFolder, versions
+from apexrl.run.folder import versions
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field
 from apexrl.topologies.program import Program
+from run_folders import new_folder
 
 LEASE = 0.5
 
@@ -234,7 +235,7 @@ def run(
     whole.role(Learner, **links, restarts=5)
     watcher, deadline = Watcher(until), time.monotonic() + 60.0
     watcher.until = lambda watcher: until(watcher) or time.monotonic() > deadline
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     placement = Ray("made:1", replay_shards=shards, wait_seconds=0.0)
     with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as run:
         ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())

@@ -19,10 +19,10 @@ from apexrl.launch.ray.driver import Driver
 from apexrl.launch.ray.group_plan import most_actors, plan
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
-from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field
 from apexrl.topologies.program import Program
+from run_folders import new_folder
 
 Act = Callable[["Watcher", RunStatus], bool]
 
@@ -91,7 +91,7 @@ def run(
     own = ActorConfig(actors=actors[0], actor_slots=actors[1])
     config = Config(name="run", out=str(out), actor=own, stop=StopConfig(minutes=8.0), stall_timeout=stall_timeout)
     placement = Ray(address=address, actor_cpus=actor_cpus, shard_cpus=0.5, learner_cpus=1.0, replay_shards=shards)
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         watcher = Watcher(driver.namespace, act)
         ledger = Ledger(config, folder, [watcher], Base(), time.monotonic())

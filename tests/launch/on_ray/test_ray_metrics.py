@@ -37,6 +37,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
+from run_folders import new_folder
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -66,7 +67,7 @@ def run(address: str, out: Path, done: Callable[[RunStatus], bool]) -> RunFolder
     """Two actors in two groups, until ``done`` says so, or for eight minutes."""
     config = Config(name="seen", out=str(out), actor=ActorConfig(actors=2), stop=StopConfig(minutes=8.0))
     placement = Ray(address=address, actor_cpus=0.5, shard_cpus=0.5, replay_shards=2)
-    folder = RunFolder.create(config)
+    folder = new_folder(config)
     with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         ledger = Ledger(config, folder, [RunLog(folder.path), Watcher(done)], Base(), time.monotonic())
         ledger.open()
@@ -299,7 +300,7 @@ def test_pictures_fit_and_names_stay(width: int) -> None:
 
 
 def test_a_run_at_home_is_told_by_its_log(tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(name="home", out=str(tmp_path)))
+    folder = new_folder(Config(name="home", out=str(tmp_path)))
     log = RunLog(folder.path)
     log.started(Config(), folder.path)
     log.update(RunStatus(phase="training", elapsed_seconds=61.0, env_steps=900, updates=70, train_return=33.0))
@@ -317,7 +318,7 @@ def test_a_run_at_home_is_told_by_its_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_watching_goes_on_until_ctrl_c(tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(Config(name="watched", out=str(tmp_path)))
+    folder = new_folder(Config(name="watched", out=str(tmp_path)))
     log, turns = RunLog(folder.path), iter((11_111, 22_222))
     log.started(Config(), folder.path)
 
@@ -338,7 +339,7 @@ def test_watching_goes_on_until_ctrl_c(tmp_path: Path, terminal: bool, monkeypat
 
 
 def test_a_cluster_that_has_gone_leaves_the_log(tmp_path: Path) -> None:
-    folder = RunFolder.create(Config(name="gone", out=str(tmp_path)))
+    folder = new_folder(Config(name="gone", out=str(tmp_path)))
     folder.ray_path.write_text(json.dumps({"address": f"127.0.0.1:{free_port()}", "namespace": "apexrl-1"}))
     text = io.StringIO()
     assert ray_status.show_folder(folder.path, console=Console(file=text, width=200)) == 0
@@ -347,7 +348,7 @@ def test_a_cluster_that_has_gone_leaves_the_log(tmp_path: Path) -> None:
 
 
 def test_the_cluster_of_a_run_that_has_ended_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(Config(name="over", out=str(tmp_path)))
+    folder = new_folder(Config(name="over", out=str(tmp_path)))
     folder.ray_path.write_text(json.dumps({"address": "127.0.0.1:1", "namespace": "apexrl-1", "auth": "token"}))
     folder.summary_path.write_text("{}")
     monkeypatch.setattr(ray_status, "_look", lambda *_: pytest.fail("it was asked"))
