@@ -198,12 +198,17 @@ SMALL = {
 class Stops:
     """An observer that presses Ctrl-C once learning has begun."""
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
+    def started(self, config: Config, folder: Path) -> None: ...
 
     def update(self, status: RunStatus) -> None:
         if status.updates:
             os.kill(os.getpid(), signal.SIGINT)
+
+    def event(self, kind: str, values: dict[str, Any]) -> None: ...
+
+    def message(self, text: str, level: str = "info") -> None: ...
+
+    def finished(self, summary: dict[str, Any]) -> None: ...
 
 
 @pytest.mark.long
