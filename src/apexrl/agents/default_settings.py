@@ -249,8 +249,10 @@ _UNROLLS_BOXES: Settings = {
     "pink_noise": True,
     "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
 }
-# With 128 steps an update, HalfCheetah had not begun to run after 100,000 steps in 3 of 3 seeds; it had with 32.
-_A2C_BOXES: Settings = {"unroll_length": 8, "batch_size": 4, "envs_per_actor": 4}
+_UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
+    # With 128 steps an update, HalfCheetah had not begun to run after 100,000 steps in 3 of 3 seeds; it had with 32.
+    "a2c": {"unroll_length": 8, "batch_size": 4, "envs_per_actor": 4},
+}
 
 # --- Q-learning from unrolls: pqn
 
@@ -294,6 +296,14 @@ _PQN_LARGE_IMAGES: Settings = _PQN | {
     "exploration_steps": 250_000,
 }
 
+_SIZES: Mapping[str, tuple[Settings, Settings, Settings]] = {
+    "r2d2": (_R2D2_VECTORS, _R2D2_IMAGES, _R2D2_IMAGES),
+    "pqn": (_PQN_VECTORS, _PQN_SMALL_IMAGES, _PQN_LARGE_IMAGES),
+    "bc": (_BC, _BC, _BC),
+    "discrete_sac": (_DISCRETE_SAC_VECTORS, _DISCRETE_SAC_IMAGES, _DISCRETE_SAC_IMAGES),
+}
+"""Families of one agent: for vectors, for small images, and for large ones."""
+
 # --- what a topology wants otherwise: topology -> agent -> settings
 
 _IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
@@ -313,14 +323,15 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         env_steps: of the run; 0: not known.
     """
     found = dict(_of_family(agent, facts))
+    in_topology = _IN_TOPOLOGY.get(topology, {}).get(agent, {})
     found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
     found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
     if agent in _UNROLLS_OWN:
         boxes = facts.spec.action.box or facts.spec.action.hybrid
         found |= _UNROLLS_BOXES if boxes else _unrolls_discrete(facts)
-        if agent == "a2c" and boxes and not facts.image_side and agent not in _IN_TOPOLOGY.get(topology, {}):
-            found |= _A2C_BOXES
-    found |= _IN_TOPOLOGY.get(topology, {}).get(agent, {})
+        if boxes and not facts.image_side and not in_topology:
+            found |= _UNROLLS_BOXES_VECTORS.get(agent, {})
+    found |= in_topology
     if agent in BOXES_OWN and not facts.image_side:
         found |= {"min_size": _random_steps(facts)}
     if memory and "memory" in names_of(AGENTS[agent].reads):
@@ -354,23 +365,14 @@ def _random_steps(facts: EnvFacts) -> int:
 
 
 def _of_family(agent: str, facts: EnvFacts) -> Settings:
-    images = bool(facts.image_side)
-    if agent == "r2d2":
-        return _R2D2_IMAGES if images else _R2D2_VECTORS
-    if agent == "pqn":
-        return _by_size(facts, _PQN_VECTORS, _PQN_SMALL_IMAGES, _PQN_LARGE_IMAGES)
-    if agent == "bc":
-        return _BC
-    if agent == "discrete_sac":
-        return _DISCRETE_SAC_IMAGES if images else _DISCRETE_SAC_VECTORS
-    if AGENTS[agent].item == "unroll":
-        return _UNROLLS_IMAGES if images else _UNROLLS_VECTORS
-    if agent in BOXES_OWN:
-        return BOXES_IMAGES if images else BOXES_VECTORS
-    return _by_size(facts, _Q_VECTORS, _Q_SMALL_IMAGES, _Q_LARGE_IMAGES)
-
-
-def _by_size(facts: EnvFacts, vectors: Settings, small_images: Settings, large_images: Settings) -> Settings:
+    if agent in _SIZES:
+        vectors, small_images, large_images = _SIZES[agent]
+    elif AGENTS[agent].item == "unroll":
+        vectors, small_images, large_images = _UNROLLS_VECTORS, _UNROLLS_IMAGES, _UNROLLS_IMAGES
+    elif agent in BOXES_OWN:
+        vectors, small_images, large_images = BOXES_VECTORS, BOXES_IMAGES, BOXES_IMAGES
+    else:
+        vectors, small_images, large_images = _Q_VECTORS, _Q_SMALL_IMAGES, _Q_LARGE_IMAGES
     if not facts.image_side:
         return vectors
     return small_images if facts.image_side < SMALL_IMAGE_SIDE else large_images
