@@ -22,11 +22,12 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 
 ON: dict[str, Any] = {"normalize_observations": True, "normalize_returns": True}
 CPU = torch.device("cpu")
+ONE_OF_2 = ActionSpec(n=2)
 
 
 def spec_of(stack: int = 1) -> EnvSpec:
     fields = {"observation/place": Field((3,), "float64"), "observation/eye": Field((8, 8), "uint8")}
-    return EnvSpec(fields, ActionSpec(n=2), stack)
+    return EnvSpec(fields, ONE_OF_2, stack)
 
 
 def transitions(rows: NDArray[Any], reward: Any = 1.0, discount: Any = 0.9) -> Transitions:
@@ -113,6 +114,14 @@ def test_one_that_measures_nothing_is_no_group_and_changes_nothing() -> None:
     assert normalizer.networks == {}
     assert normalizer.groups(seen, 0) == {}
     assert normalizer.transitions(seen) is seen
+
+
+def test_own_encoders_see_small_images_as_they_are() -> None:
+    """Checkpoints of 0.2.0 hold no statistics of them."""
+    spec = EnvSpec({"observation/place": Field((3,), "float32"), "observation": Field((3, 3, 2), "float32")}, ONE_OF_2)
+    for network, measured in (("", 2), ("own:Network", 1)):
+        normalizer = Normalizer(spec, AgentConfig(network=network, normalize_observations=True), CPU)
+        assert len(normalizer.networks[GROUP].weights()) == 2 * measured
 
 
 def other_units(batch: Given) -> Given:

@@ -119,7 +119,8 @@ class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
     Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them. So
-    does who of a team is there.
+    does who of a team is there, and for an encoder of the user's own (``network``) all that has three dimensions: it
+    may be an image to it that is too small for convolutions of ours.
 
     Args:
         spec: the environment.
@@ -139,6 +140,7 @@ class Normalizer:
             if field.dtype not in ("uint8", "bool")
             and not (name == PRESENT and spec.of_team)
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
+            and not (config.network and len(spec.each_sees(name).shape) == 3)
         }
         # What was achieved and what is desired are compared: one scale for both.
         self._goals = (
