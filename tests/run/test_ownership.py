@@ -92,8 +92,8 @@ def test_the_lock_file_holds_no_password_and_stays_whole(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "argv", ["apexrl", "train", *urls, *["--env-kwargs", "key", "word"] * 300])
     lock = RunLock(tmp_path)
     assert "geheim" not in (tmp_path / LOCK_FILE).read_text()
-    assert f"process {os.getpid()} on host" in holder(tmp_path / LOCK_FILE)
-    assert "(apexrl train 'redis://…' '--checkpoint-url=s3://…'" in holder(tmp_path / LOCK_FILE)
+    assert f"process {os.getpid()} on host" in holder(tmp_path)
+    assert "(apexrl train 'redis://…' '--checkpoint-url=s3://…'" in holder(tmp_path)
     lock.close()
 
 
@@ -111,7 +111,7 @@ def test_reading_the_file_in_the_holders_process_does_not_lose_the_lock(tmp_path
     """A lock of the process would be lost by any close of the file: a backup in a callback is enough."""
     lock = RunLock(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
-    assert f"process {os.getpid()} on host" in holder(tmp_path / LOCK_FILE)
+    assert f"process {os.getpid()} on host" in holder(tmp_path)
     code = f"from pathlib import Path; from apexrl.run.ownership import RunLock; RunLock(Path({str(tmp_path)!r}))"
     other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
     assert b"HeldError" in other.stderr

@@ -6,6 +6,7 @@ import time
 
 from rich.console import Console
 
+from apexrl.cli.say import Say
 from apexrl.errors import ConfigError
 from apexrl.links.redis import host_orders
 from apexrl.links.redis.connection import Connection
@@ -29,7 +30,7 @@ def drain(
         ConfigError: the URL or a name is invalid.
         LinkError: the server cannot be reached.
     """
-    server, say = Server(url), _Say(console)
+    server, say = Server(url), Say(console)
     where = f"run {check_name(run)} at {server.address}"
     answer = host_orders.drain(server, run, host, undo)
     if answer in ("none", "finished"):
@@ -64,7 +65,7 @@ def scale(url: str, run: str, host: str, actors: int, console: Console | None = 
         ConfigError: the URL, a name or the number is invalid.
         LinkError: the server cannot be reached.
     """
-    server, say = Server(url), _Say(console)
+    server, say = Server(url), Say(console)
     where = f"run {check_name(run)} at {server.address}"
     connection = Connection(server)
     try:
@@ -96,17 +97,6 @@ def scale(url: str, run: str, host: str, actors: int, console: Console | None = 
 def _members(view: RunView, host: str) -> list[MemberView]:
     """Living actor hosts of that name, or all; programs with a client take no orders."""
     return [member for member in view.alive if member.kind == "host" and host in (ALL, member.host)]
-
-
-class _Say:
-    """Prints a line; returns the exit code that goes with it."""
-
-    def __init__(self, console: Console | None) -> None:
-        self._console = console or Console()
-
-    def __call__(self, text: str, code: int = 0) -> int:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return code
 
 
 def checked_host(host: str, command: str) -> str:

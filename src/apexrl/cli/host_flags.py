@@ -141,8 +141,14 @@ class Status:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a run: it writes a final checkpoint, evaluates, and its actors leave."""
+    """End a run: it writes a final checkpoint, evaluates, and its actors leave.
 
+    A run in a folder gets SIGTERM, on the machine of its main process. That does what Ctrl-C does: there is no final
+    evaluation, and the second one ends it at once.
+    """
+
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""
+    """Run folder; without it, give --redis and --run."""
     redis: Url = ""
     """Redis server: redis://USER:PASSWORD@HOST:PORT, with TLS rediss://.
     Empty: the environment variable APEXRL_REDIS_URL."""

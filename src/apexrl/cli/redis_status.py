@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from apexrl.cli.redraw import redraw
+from apexrl.cli.say import Say
 from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.printable import printable
@@ -92,8 +93,7 @@ def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None
         ConfigError: the URL or the name is invalid.
         LinkError: the server cannot be reached.
     """
-    console = console or Console()
-    server = Server(url)
+    server, say = Server(url), Say(console)
     where = f"run {check_name(run)} at {server.address}"
     asked = stop_run(server, run)
     words = {
@@ -102,30 +102,25 @@ def stop(url: str, run: str, wait_seconds: float = 60.0, console: Console | None
         "deserted": f"nobody works at {where} any more; it counts as ended now",
     }
     if asked != "asked":
-        console.print(words[asked], markup=False, highlight=False, soft_wrap=True)
-        return 1 if asked == "none" else 0
-    console.print(f"{where} was asked to stop", markup=False, highlight=False, soft_wrap=True)
+        return say(words[asked], 1 if asked == "none" else 0)
+    say(f"{where} was asked to stop")
     connection, ends = Connection(server), time.monotonic() + wait_seconds
     try:
         while True:
             view = look(connection, run)
             if not view.learner_alive and (view.phase == "finished" or not view.alive):
-                console.print(f"{where} has ended", markup=False, highlight=False, soft_wrap=True)
-                return 0
+                return say(f"{where} has ended")
             if time.monotonic() > ends:
                 break
             time.sleep(0.2)
     finally:
         connection.close()
     still = (["its learner"] if view.learner_alive else []) + [f"{member.host}:{member.pid}" for member in view.alive]
-    console.print(
+    return say(
         f"{where} still runs after {wait_seconds:.0f} s: {', '.join(still[:8]) or 'its learner'}. It may still be "
         "evaluating; see: apexrl status --watch",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        1,
     )
-    return 1
 
 
 def picture_of_run(view: RunView, width: int, rows: int = _ROWS_PRINTED) -> RenderableType:

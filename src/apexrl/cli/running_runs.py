@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from apexrl.errors import ConfigError
 
@@ -30,17 +29,18 @@ def status(words: list[str]) -> int:
 
 
 def stop(words: list[str]) -> int:
-    """end a run over several hosts, after a final checkpoint"""
+    """end a run of this machine, or over several hosts, after a final checkpoint"""
     from apexrl.cli import flags, host_flags
 
-    if words and not words[0].startswith("-"):
-        from apexrl.run.ownership import LOCK_FILE, holder
-
-        raise ConfigError(
-            "apexrl stop is for a run over several hosts: --redis URL --run NAME. One of this machine ends by Ctrl-C, "
-            f"or by kill PID, in the same way: {words[0]} is, or was, trained by {holder(Path(words[0]) / LOCK_FILE)}"
-        )
     wanted = flags.parse(host_flags.Stop, words, "stop")
+    if wanted.folder and (wanted.redis or wanted.run):
+        raise ConfigError("give a run folder, or --redis and --run, and not both")
+    if wanted.folder:
+        from apexrl.cli import stop_run
+
+        return stop_run.stop(wanted.folder, wanted.wait_seconds)
+    if not (wanted.redis or wanted.run or host_flags.REDIS_URL in os.environ):
+        raise ConfigError("say which run: apexrl stop RUN (a run folder), or --redis URL --run NAME")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "stop")
     from apexrl.cli import redis_status
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
+from apexrl.cli.say import Say
 from apexrl.errors import ConfigError
 from apexrl.run import actor_order, worker_list
 from apexrl.run.actor_order import ActorNumbers
@@ -26,16 +27,10 @@ def scale(path: str | Path, actors: int, wait_seconds: float = 30.0, console: Co
     Raises:
         ConfigError: it is no run folder, or the run cannot have that number of actors.
     """
-    console = console or Console()
-
-    def say(text: str, code: int = 0) -> int:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return code
-
-    folder = _opened(path)
+    say, folder = Say(console), opened(path)
     seen = worker_list.read(folder.path)
     if seen is None or time.time() - seen.at > _SILENT_SECONDS:
-        return say(f"no process trains {path} now{_ended(folder)}: apexrl resume {path} goes on with it", 1)
+        return say(f"no process trains {path} now{how_it_ended(folder)}: apexrl resume {path} goes on with it", 1)
     if seen.actors is None:
         raise ConfigError(f"the number of actors of {path} cannot be changed: {_other_launcher(folder)}")
     _check(path, actors, seen.actors)
@@ -57,11 +52,16 @@ def _words(actors: int) -> str:
     return "1 actor" if actors == 1 else f"{actors} actors"
 
 
-def _opened(path: str | Path) -> RunFolder:
+def opened(path: str | Path) -> RunFolder:
+    """The folder of a run.
+
+    Raises:
+        ConfigError: it is none, and perhaps meant for a run over several hosts.
+    """
     try:
         return RunFolder.open(path)
     except ConfigError as error:
-        raise ConfigError(f"{error} (for a host of a run over several: --redis URL --run NAME)") from None
+        raise ConfigError(f"{error} (of a run over several hosts: --redis URL --run NAME)") from None
 
 
 def _check(path: str | Path, actors: int, may: ActorNumbers) -> None:
@@ -76,7 +76,7 @@ def _check(path: str | Path, actors: int, may: ActorNumbers) -> None:
         )
 
 
-def _ended(folder: RunFolder) -> str:
+def how_it_ended(folder: RunFolder) -> str:
     """How its last generation ended, in a few words to add; empty: it has written no summary."""
     stopped_by = folder.summary().get("stopped_by")
     return f" (it ended: {stopped_by})" if stopped_by else ""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from apexrl.errors import ConfigError, FencedError, HeldError, LinkError, SnapshotError
 from apexrl.run.atomic_files import read_text, replace_text
@@ -60,19 +60,19 @@ class RunLock:
     """
 
     def __init__(self, folder: Path, wait_seconds: float = 0.0, needed: bool = True) -> None:
-        self.path = Path(folder) / LOCK_FILE
+        folder = Path(folder)
+        self.path = folder / LOCK_FILE
         self.trouble = ""
         """A warning where the folder is not locked."""
         self._descriptor = -1
         deadline = time.monotonic() + wait_seconds
         while not self._acquire():
             if not needed:
-                self.trouble = f"{self.path} is still locked by {holder(self.path)}, which has no lease any more"
+                self.trouble = f"{self.path} is still locked by {holder(folder)}, which has no lease any more"
                 return
             if time.monotonic() >= deadline:
                 raise HeldError(
-                    f"run {self.path.parent} is being trained by {holder(self.path)}: stop that one, or choose another "
-                    "--name"
+                    f"run {folder} is being trained by {holder(folder)}: stop that one, or choose another --name"
                 )
             time.sleep(_LOOK_SECONDS)
         _locks.add(self)
@@ -137,26 +137,65 @@ def _command() -> str:
     return shlex.join(_SECRET.sub("://…", word) for word in sys.argv)[:_COMMAND_CHARACTERS]
 
 
-def holder(lock: Path) -> str:
-    """The holder of a run folder, in words, by its lock file."""
+class Holder(NamedTuple):
+    """Who holds a run folder, as it says itself in the lock file."""
+
+    host: str
+    pid: int
+    words: str
+    lock: Path
+
+    @property
+    def here(self) -> bool:
+        """Whether it is a process of this machine. Containers may have the machine's name, and numbers of their own:
+        where Linux shows what it has open, the lock is among that."""
+        if self.host != os.uname().nodename:
+            return False
+        opened = Path(f"/proc/{self.pid}/fd")
+        try:
+            return any(os.path.samefile(one, self.lock) for one in opened.iterdir() if one.exists())
+        except OSError:
+            return sys.platform != "linux"
+
+
+def introduced(folder: Path) -> Holder | None:
+    """The holder of a run folder, or its last one that did not let go; None: it is not known."""
+    lock = Path(folder) / LOCK_FILE
     try:
-        who = _introduction(lock)
-        return f"process {int(who['pid'])} on host {who['host']} since {who['since']} ({who['command']})"
+        who = json.loads(lock.read_text(encoding="utf-8", errors="replace")[:_HOLDER_BYTES])
+        host, pid = str(who["host"]), int(who["pid"])
+        return Holder(host, pid, f"process {pid} on host {host} since {who['since']} ({who['command']})", lock)
     except (OSError, ValueError, KeyError, TypeError):
-        return "an unknown process"
+        return None
+
+
+def holder(folder: Path) -> str:
+    """The holder of a run folder, in words."""
+    who = introduced(folder)
+    return "an unknown process" if who is None else who.words
 
 
 def held_elsewhere(folder: Path) -> bool:
     """Whether the holder of a run folder is a process of another host, by its lock file."""
+    who = introduced(folder)
+    return who is not None and who.host != os.uname().nodename
+
+
+def held(folder: Path) -> bool:
+    """Whether a living process, of whatever host, holds a run folder.
+
+    Raises:
+        OSError: the file system knows no locks, or the lock file cannot be read.
+    """
     try:
-        return str(_introduction(Path(folder) / LOCK_FILE)["host"]) != os.uname().nodename
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _introduction(lock: Path) -> dict[str, Any]:
-    who: dict[str, Any] = json.loads(lock.read_text(encoding="utf-8", errors="replace")[:_HOLDER_BYTES])
-    return who
+        with open(Path(folder) / LOCK_FILE, "rb") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+                return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def _lock(descriptor: int) -> None:
