@@ -197,7 +197,7 @@ def test_td3_bc_stays_near_recorded_actions() -> None:
 @pytest.mark.parametrize(("name", "spec"), [("box", BOX), ("discrete_sac", MULTI)])
 def test_behaviour_cloning_is_supervised_learning(name: str, spec: EnvSpec) -> None:
     agent, config = make("bc", spec), config_of("bc")
-    network = deepcopy(agent._policy.network).requires_grad_()
+    network = deepcopy(agent._network.network).requires_grad_()
     optimizer = adam(network, config)
     for seed in range(3):
         batch = agent.prepare(make_batch(name, seed))

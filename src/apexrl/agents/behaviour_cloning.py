@@ -17,7 +17,7 @@ from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
-from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
+from apexrl.agents.trained_network import Loss, Trained
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, fresh_transitions, on_device
 from apexrl.config import AgentConfig
 from apexrl.networks.actor_critic import Policy
@@ -50,9 +50,9 @@ class BehaviourCloning:
         self._random = ActingNoise(outputs, pink=False)
         with seeded_layers(seed):
             policy = Policy(spec, config.hidden, outputs, config.image_units, config.network)
-        self._policy = Trained("policy", policy.to(self._device), config)
+        self._network = Trained("policy", policy.to(self._device), config)
         self._normalizer = Normalizer(spec, config, self._device)
-        self.networks: dict[str, Trained[Any]] = {"policy": self._policy, **self._normalizer.networks}
+        self.networks: dict[str, Trained[Any]] = {"policy": self._network, **self._normalizer.networks}
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         self.updates = 0  # learner updates made
 
@@ -99,7 +99,7 @@ class BehaviourCloning:
         return as_array(self.losses(self._normalizer.transitions(fresh_transitions(items, self._device))))
 
     def _output(self, observation: Observation) -> Tensor:
-        output: Tensor = self._policy.network(observation)
+        output: Tensor = self._network.network(observation)
         return output
 
     # Learning
@@ -115,37 +115,26 @@ class BehaviourCloning:
         logits = choices.masks.values(output, batch.observation)
         return torch.nn.functional.cross_entropy(logits, choices.index(batch.action), reduction="none")
 
-    def gradients(self, batch: Transitions) -> Gradients:
-        """The clipped gradient of mean(w·``losses``), as group ``policy``.
+    def loss(self, batch: Transitions) -> Loss:
+        """mean(w·``losses``)."""
+        losses = self.losses(batch)
+        return Loss((batch.weights * losses).mean(), losses.detach(), losses)
 
-        Raises:
-            NonFiniteError: a loss or the gradient is NaN or infinite; parameters are as before.
-        """
-        policy, normalizer = self._policy, self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
-        measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            losses = self.losses(batch)
-        loss = (batch.weights * losses).mean()
-        policy.differentiate(loss)
-        priorities = as_array(losses)
-        norm = policy.clip(self.updates, priorities)
-        metrics: dict[str, float] = {}
-        if measured:
-            metrics = {
-                "loss": float(loss.detach()),
-                "priority": float(priorities.mean()),
-                "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
-            }
-        return Gradients({"policy": policy.gradient, **statistics}, priorities, metrics)
+    def _scaled(self, batch: Transitions) -> Transitions:
+        return self._normalizer.transitions(batch)
+
+    def _measure(self, losses: Tensor, batch: Transitions) -> diagnostics.Metrics:
+        return {}
+
+    _differentiated = trained_agent.differentiated
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer."""
-        self._policy.step(groups["policy"])
+        self._network.step(groups["policy"])
         self._normalizer.step(groups)
         self.updates += 1
 
+    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

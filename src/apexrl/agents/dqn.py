@@ -30,7 +30,7 @@ from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_batch import items_time_first
 from apexrl.agents.sequence_steps import item_priorities, of_sequences, recorded_at, steps_of
-from apexrl.agents.trained_network import Gradients, Loss, Trained
+from apexrl.agents.trained_network import Loss, Trained
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.offline import conservative_penalty
@@ -228,18 +228,14 @@ class DQN:
             reward = targets.reward(reward, masks.values(returns.means(before), batch.observation), action)
         return returns.backed_up(reward, batch.discount, targets.value(later, chooser))
 
-    def gradients(self, batch: Transitions) -> Gradients:
-        """See ``trained_agent.gradients``."""
-        normalizer = self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
+    def _scaled(self, batch: Transitions) -> Transitions:
+        return self._normalizer.transitions(batch)
 
-        def measure(z: Tensor) -> diagnostics.Metrics:
-            answers = self._returns.read(z)
-            q = self._choices.masks.mean(self._returns.means(answers), batch.observation) * normalizer.unit
-            edges = diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}
-            return {"q": q, **edges}
-
-        return trained_agent.gradients(self, batch, statistics, measure, self._differentiated)
+    def _measure(self, z: Tensor, batch: Transitions) -> diagnostics.Metrics:
+        answers = self._returns.read(z)
+        q = self._choices.masks.mean(self._returns.means(answers), batch.observation) * self._normalizer.unit
+        edges = diagnostics.support_edges(answers) if self._config.distribution == "categorical" else {}
+        return {"q": q, **edges}
 
     def _differentiated(self, batch: Transitions, measured: bool) -> Loss:
         """As ``trained_agent.differentiated``, by hand where that is faster; priorities are those of what was drawn."""
@@ -279,6 +275,7 @@ class DQN:
         if self._resets is not None and self._resets.after(self.updates):
             self.refresh()
 
+    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

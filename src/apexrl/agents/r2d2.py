@@ -19,7 +19,7 @@ from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.policy_ladder import PolicyLadder
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_batch import C, H, Sequences, items_time_first, sequences
-from apexrl.agents.trained_network import Gradients, Loss, Trained
+from apexrl.agents.trained_network import Loss, Trained
 from apexrl.agents.transition_batch import Observation, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -176,15 +176,13 @@ class R2D2:
             return sequence_target(reward, discount, mask, bootstrap, config.n_step, config.rescaling_eps)
         return sequence_lambda_target(reward, discount, mask, bootstrap, traces(config, greedy), config.rescaling_eps)
 
-    def gradients(self, batch: Sequences) -> Gradients:
-        """See ``trained_agent.gradients``."""
-        normalizer = self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.sequences(batch)
+    def _scaled(self, batch: Sequences) -> Sequences:
+        return self._normalizer.sequences(batch)
 
-        def measure(q: Tensor) -> diagnostics.Metrics:
-            return {"q": float(unscale(q, self._config.rescaling_eps)[batch.mask].mean()) * normalizer.unit}
+    def _measure(self, q: Tensor, batch: Sequences) -> diagnostics.Metrics:
+        return {"q": float(unscale(q, self._config.rescaling_eps)[batch.mask].mean()) * self._normalizer.unit}
 
-        return trained_agent.gradients(self, batch, statistics, measure)
+    _differentiated = trained_agent.differentiated
 
     def _values(self, network: RecurrentQ, batch: Sequences) -> Tensor:
         """(Rescaled) Q of the steps that are trained on and of the observation behind them, [L + 1, B, n]."""
@@ -209,6 +207,7 @@ class R2D2:
         self.updates += 1
         self._network.follow(self.updates)
 
+    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

@@ -5,7 +5,7 @@ An agent takes them into its class by name (``weights, load = trained_agent.weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents import diagnostics
+from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned, held
 from apexrl.agents.transition_batch import Transitions, as_array, transitions
@@ -45,17 +46,28 @@ def prepare(agent: OnDevice, batch: Sampled) -> Transitions:
 
 
 class ValueAgent(Protocol):
-    """An agent of one network of values, with a loss."""
+    """An agent of one network, with a loss of it."""
 
-    networks: dict[str, Trained[Any]]
+    networks: dict[str, Trained[Any]]  # its own is the first
     updates: int
     _network: Trained[Any]
+    _normalizer: Normalizer
 
     def loss(self, batch: Any) -> Loss: ...
 
+    def _scaled(self, batch: Any) -> Any:
+        """A batch of ``prepare``, as ``loss`` takes it."""
 
-def differentiated(agent: ValueAgent, batch: Any) -> Loss:
-    """``loss`` of a batch, whose gradient is in the network from here on.
+    def _differentiated(self, batch: Any, measured: bool) -> Loss:
+        """``loss`` of a scaled batch, with its gradient in the network; the loss itself may be left out where it is not
+        ``measured``."""
+
+    def _measure(self, q: Tensor, batch: Any) -> diagnostics.Metrics:
+        """Metrics of what a loss was of."""
+
+
+def differentiated(agent: ValueAgent, batch: Any, measured: bool = True) -> Loss:
+    """``loss`` of a scaled batch, whose gradient is in the network from here on.
 
     Raises:
         AgentError: a ``loss`` of your own returned no ``Loss``.
@@ -65,28 +77,20 @@ def differentiated(agent: ValueAgent, batch: Any) -> Loss:
     return found
 
 
-def gradients(
-    agent: ValueAgent,
-    batch: diagnostics.Weighted,
-    statistics: Mapping[str, Tensor],
-    measure: Callable[[Tensor], diagnostics.Metrics],
-    differentiate: Callable[[Any, bool], Loss] | None = None,
-) -> Gradients:
-    """The clipped gradient of ``loss``, as group ``q``, and every item's priority, before its weight.
+def gradients(agent: ValueAgent, batch: Any) -> Gradients:
+    """The clipped gradient of ``loss``, as the network's group, and every item's priority, before its weight.
 
     Args:
-        batch: scaled.
-        statistics: the normalizer's groups.
-        measure: metrics of the Q-values that the loss is of.
-        differentiate: (batch, whether metrics are reported) -> ``loss``, with its gradient in the network.
+        batch: of ``prepare``.
 
     Raises:
         AgentError: a ``loss`` of your own returned no ``Loss``.
         NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
     """
+    statistics, batch = agent._normalizer.groups(batch, agent.updates), agent._scaled(batch)
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
     with diagnostics.DeadUnits(measured) as units:
-        found = differentiate(batch, measured) if differentiate else differentiated(agent, batch)
+        found = agent._differentiated(batch, measured)
     priorities = as_array(found.priorities)
     norm = agent._network.clip(agent.updates, priorities)
     metrics: dict[str, float] = {}
@@ -94,11 +98,11 @@ def gradients(
         metrics = {
             "loss": float(found.loss.detach()),
             "priority": float(priorities.mean()),
-            **measure(found.q.detach()),
+            **agent._measure(found.q.detach(), batch),
             "gradient_norm": norm,
             **diagnostics.of_weighted(batch, agent.networks, units),
         }
-    return Gradients({"q": agent._network.gradient, **statistics}, priorities, metrics)
+    return Gradients({next(iter(agent.networks)): agent._network.gradient, **statistics}, priorities, metrics)
 
 
 def update(agent: TrainedAgent, prepared: Any) -> Learned:

@@ -21,7 +21,7 @@ from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
 from apexrl.agents.sequence_steps import item_priorities
-from apexrl.agents.trained_network import Gradients, Loss, Trained
+from apexrl.agents.trained_network import Loss, Trained
 from apexrl.agents.transition_batch import Transitions, as_array, on_device
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError
@@ -137,15 +137,11 @@ class ValueDecomposition:
         delta = target - taken
         return Loss((batch.weights * huber_loss(delta, self._config.huber)).mean(), delta.detach().abs(), taken)
 
-    def gradients(self, batch: Transitions) -> Gradients:
-        """See ``trained_agent.gradients``."""
-        normalizer = self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
+    def _scaled(self, batch: Transitions) -> Transitions:
+        return self._normalizer.transitions(batch)
 
-        def measure(q: Tensor) -> diagnostics.Metrics:
-            return {"q": float(q.mean()) * normalizer.unit}
-
-        return trained_agent.gradients(self, batch, statistics, measure, self._differentiated)
+    def _measure(self, q: Tensor, batch: Transitions) -> diagnostics.Metrics:
+        return {"q": float(q.mean()) * self._normalizer.unit}
 
     def _differentiated(self, batch: Transitions, measured: bool) -> Loss:
         """As ``trained_agent.differentiated``; priorities are those of what was drawn."""
@@ -159,6 +155,7 @@ class ValueDecomposition:
         self.updates += 1
         self._network.follow(self.updates)
 
+    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

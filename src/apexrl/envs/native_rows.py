@@ -188,10 +188,7 @@ class NativeRows:
 
         rows = np.flatnonzero(replaced) if replaced is not None else ()
         for leaf in self.leaves:
-            tensor = self._env.seen
-            for key in leaf.path:
-                tensor = tensor[key]
-            tensor = tensor.to(getattr(torch, leaf.field.dtype))
+            tensor = leaf.of(self._env.seen).to(getattr(torch, leaf.field.dtype))
             if leaf.start:
                 tensor = tensor - leaf.start
             if len(rows):
@@ -220,8 +217,4 @@ class NativeRows:
 
 def _one(final: Any, leaf: Leaf, number: int) -> Any:
     """A leaf of one environment, of a batch of observations or of an array of single ones."""
-    alone = not isinstance(final, Mapping)
-    value = final[number] if alone else final
-    for key in leaf.path:
-        value = value[key]
-    return value if alone else value[number]
+    return leaf.of(final)[number] if isinstance(final, Mapping) else leaf.of(final[number])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import gymnasium as gym
@@ -42,16 +44,18 @@ class Leaf:
         """What is stored of it."""
         return {self.name: self.field} | ({self.name + LENGTH: Field((), "int32")} if self.padded else {})
 
+    def of(self, observation: Any) -> Any:
+        """Its value in an observation, or its values in a batch."""
+        return reduce(getitem, self.path, observation)
+
     def store(self, observation: Any, rows: Mapping[str, Array], row: int) -> int:
         """Write its value in one observation into a row of named arrays; returns how much was cut off.
 
         Raises:
             SpecError: it has none, or one that does not fit; the message says what was shown instead.
         """
-        value = observation
         try:
-            for key in self.path:
-                value = value[key]
+            value = self.of(observation)
         except (KeyError, IndexError, TypeError) as error:
             raise SpecError(f"nothing of {self.name!r}, which its observation space has") from error
         if self.writer is not None:
@@ -296,9 +300,7 @@ def flatten_observation(leaves: tuple[Leaf, ...], observations: Any) -> Arrays:
     """
     flat: Arrays = {}
     for leaf in leaves:
-        value = observations
-        for key in leaf.path:
-            value = value[key]
+        value = leaf.of(observations)
         if leaf.writer is not None:
             rows = {name: np.zeros((len(value), *field.shape), field.dtype) for name, field in leaf.fields.items()}
             for row, one in enumerate(value):
