@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from apexrl.agents.setting_relevance import (
 )
 from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
-from apexrl.config.outside import installed, ship
+from apexrl.config.outside import imported, installed, ship
 from apexrl.config.settings import as_flag, did_you_mean
 from apexrl.errors import AgentError, ConfigError
 from apexrl.spec import Field
@@ -146,15 +145,7 @@ def agent_class(name: str) -> type[Any]:
     check_name(name)
     where = AGENTS[name].where if name in AGENTS else installed("agents")[name].value if ":" not in name else name
     module_name, _, class_name = where.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name == "torch":
-            raise ConfigError(f"agent {name!r} needs PyTorch; run: pip install 'apexrl[train]'") from error
-        raise ConfigError(
-            f"agent {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
-        ) from error
-    found = getattr(module, class_name, None)
+    found = imported(f"agent {name!r}", where)
     if not isinstance(found, type):
         raise ConfigError(f"agent {name!r}: module {module_name} has no class {class_name!r}")
     missing = [method for method in METHODS if not hasattr(found, method)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from apexrl.config.outside import installed
+from apexrl.config.outside import imported, installed
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError
 from apexrl.run.callback_observer import CallbackObserver
@@ -26,18 +26,13 @@ def _callback(name: str) -> Any:
     if ":" not in name and name not in offered:
         known = f" Installed packages offer: {', '.join(offered)}{did_you_mean(name, offered)}" if offered else ""
         raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.{known}")
-    module_name, _, found_name = (name if ":" in name else offered[name].value).partition(":")
+    where = name if ":" in name else offered[name].value
+    module_name, _, found_name = where.partition(":")
     if not (found_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
         raise ConfigError(f"--callback {name!r} is no callback: write module:name of your own.")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--callback {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
-        ) from error
-    found = getattr(module, found_name, None)
+    found = imported(f"--callback {name!r}", where)
     if found is None:
-        near = did_you_mean(found_name, vars(module))
+        near = did_you_mean(found_name, vars(sys.modules[module_name]))
         raise ConfigError(f"--callback {name!r}: module {module_name} has no {found_name!r}{near}")
     try:
         return found() if isinstance(found, type) else found

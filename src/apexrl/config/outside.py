@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from apexrl.errors import ConfigError
 
 Kind = Literal["agents", "topologies", "callbacks"]
 
@@ -40,6 +43,26 @@ def installed(kind: Kind) -> Mapping[str, EntryPoint]:
         )
         del found[name]
     return found
+
+
+def imported(what: str, where: str) -> Any:
+    """What ``module:name`` names; None: the module has nothing of that name.
+
+    Args:
+        what: it is, for errors: ``agent 'own:Agent'``.
+
+    Raises:
+        ConfigError: a module is missing.
+    """
+    module, _, name = where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ConfigError(f"{what} needs PyTorch; run: pip install 'apexrl[train]'") from error
+        raise ConfigError(
+            f"{what}: there is no module {error.name!r}; it must be installed or in the current folder"
+        ) from error
 
 
 def is_outside(kind: Kind, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apexrl.config.outside import imported
 from apexrl.errors import ConfigError, SpecError
 from apexrl.spec import EnvSpec
 
@@ -133,13 +133,7 @@ def _class(name: str) -> type[nn.Module]:
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise ConfigError(f"--network {name!r} must be package.module:Class")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--network {name}: there is no module {error.name!r}; it must be installed or in the current folder"
-        ) from error
-    found = getattr(module, class_name, None)
+    found = imported(f"--network {name}", name)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigError(f"--network {name}: module {module_name} has no class {class_name!r} of torch.nn.Module")
     return found

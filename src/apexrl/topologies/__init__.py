@@ -7,7 +7,6 @@ any module, by the name ``package.module:function``. ``declare`` says what ``ape
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from apexrl.config import Config, WiringConfig
 from apexrl.config import topology_settings as families
 from apexrl.config.convert import flat
 from apexrl.config.game_names import has_opponents
-from apexrl.config.outside import installed, ship
+from apexrl.config.outside import imported, installed, ship
 from apexrl.config.settings import as_flag, did_you_mean, flag, names_of
 from apexrl.errors import AgentError, ConfigError
 from apexrl.topologies.kept_pool import keep_pool
@@ -242,14 +241,9 @@ def _function(name: str) -> Wire:
     check_name(name)
     shipped = f"apexrl.topologies.{name}:{name}"
     where = shipped if name in TOPOLOGIES else name if ":" in name else installed("topologies")[name].value
-    module_name, _, function_name = where.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), function_name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"topology {name!r}: there is no module {error.name!r}; it must be installed or in the current folder"
-        ) from error
+    found = imported(f"topology {name!r}", where)
     if not callable(found):
+        module_name, _, function_name = where.partition(":")
         raise ConfigError(f"topology {name!r}: module {module_name} has no function {function_name!r}")
     return cast("Wire", found)
 
