@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apexrl import _native
-from apexrl.replay.layout import Layout
+from apexrl.replay.layout import Column, Layout
 from apexrl.spec import Array
 
 
@@ -109,6 +109,36 @@ def step_arrays(layout: Layout, size: int, allocate: Allocator = aligned) -> dic
     return arrays
 
 
+def outputs_into(
+    native: _native.Replay,
+    layout: Layout,
+    named: Mapping[str, Array],
+    keys: Array,
+    probabilities: Array,
+    weights: Array,
+) -> _native.Outputs:
+    """Where a replay writes a batch: into arrays of as many rows as it has items."""
+
+    def later(column: Column) -> Array | None:
+        follows = column.windowed and layout.kind == "transition"
+        return named.get("next_" + column.name) if follows else None
+
+    step = {name: named.get(name) for name in step_arrays(layout, 0)}
+    return native.outputs(
+        len(keys),
+        [named.get(column.name) for column in layout.columns],
+        [later(column) for column in layout.columns],
+        step.get("reward"),
+        step.get("discount"),
+        step.get("mask"),
+        step.get("first"),
+        keys=keys,
+        probabilities=probabilities,
+        weights=weights,
+        hindsight=None if layout.hindsight is None else layout.hindsight.native(named),
+    )
+
+
 class ArraySet:
     """Output arrays for batches of one size. ``native``: the replay that samples into them; None: they are only
     read."""
@@ -116,41 +146,23 @@ class ArraySet:
     __slots__ = ("columns", "fixed", "named", "outputs")
 
     def __init__(self, native: _native.Replay | None, layout: Layout, size: int, allocate: Allocator) -> None:
-        columns, later = [], []
         allocate = _never_a_view(allocate)
         self.named: dict[str, Array] = {}
         for column in layout.columns:
             shape = (size, *column.window_shape)
-            here = allocate(shape, column.field.dtype) if column.field.sampled else None
-            there = None
-            if here is not None:
-                self.named[column.name] = here
+            if column.field.sampled:
+                self.named[column.name] = allocate(shape, column.field.dtype)
                 if column.windowed and layout.kind == "transition":
-                    there = self.named["next_" + column.name] = allocate(shape, column.field.dtype)
-            columns.append(here)
-            later.append(there)
-        step = step_arrays(layout, size, allocate)
-        goals = layout.hindsight
-        drawn = {} if goals is None else {name: allocate(*what) for name, what in goals.shapes(size).items()}
-        self.named |= step | drawn
+                    self.named["next_" + column.name] = allocate(shape, column.field.dtype)
+        self.named |= step_arrays(layout, size, allocate)
+        if layout.hindsight is not None:
+            self.named |= {name: allocate(*what) for name, what in layout.hindsight.shapes(size).items()}
         keys = cast("NDArray[np.uint64]", allocate((size,), "uint64"))
         probabilities = cast("NDArray[np.float64]", allocate((size,), "float64"))
         weights = cast("NDArray[np.float32]", allocate((size,), "float32"))
         self.fixed = (keys, probabilities, weights)
         if native is not None:
-            self.outputs = native.outputs(
-                size,
-                columns,
-                later,
-                step.get("reward"),
-                step.get("discount"),
-                step.get("mask"),
-                step.get("first"),
-                keys=keys,
-                probabilities=probabilities,
-                weights=weights,
-                hindsight=None if goals is None else goals.native(drawn),
-            )
+            self.outputs = outputs_into(native, layout, self.named, keys, probabilities, weights)
         self.columns: tuple[Array, ...] = (*self.named.values(), *self.fixed)
 
     def free(self) -> bool:

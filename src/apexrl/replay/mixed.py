@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, WaitTimeout
-from apexrl.replay.batch import Allocator, ArraySet, Batch, BatchPool, Updated, step_arrays
+from apexrl.replay.batch import Allocator, ArraySet, Batch, BatchPool, Updated, outputs_into
 from apexrl.replay.batch_keys import MAX_ROWS, BatchKeys, SourceKeys
 from apexrl.replay.core import Normalize, ReplayCore
 from apexrl.replay.layout import Layout
@@ -19,7 +19,7 @@ from apexrl.replay.priorities import checked
 from apexrl.replay.replay import Replay
 from apexrl.replay.served.batch_server import BatchServer
 from apexrl.replay.served.batch_sources import ShardedSource
-from apexrl.spec import Array, length_of
+from apexrl.spec import length_of
 
 Counts = Literal["exact", "expected"]
 
@@ -306,20 +306,7 @@ class MixedReplay:
             probabilities[:], weights[:] = batch.probabilities, batch.weights
             return SourceKeys(place, "", batch.keys)
         keys = np.empty(count, np.uint64)
-        step = {name: named.get(name) for name in step_arrays(core.layout, 0)}
-        outputs = core.native.outputs(
-            count,
-            [named.get(column.name) for column in core.layout.columns],
-            [_later(named, column.name) if column.windowed else None for column in core.layout.columns],
-            step.get("reward"),
-            step.get("discount"),
-            step.get("mask"),
-            step.get("first"),
-            keys=keys,
-            probabilities=probabilities,
-            weights=weights,
-            hindsight=None if core.layout.hindsight is None else core.layout.hindsight.native(named),
-        )
+        outputs = outputs_into(core.native, core.layout, named, keys, probabilities, weights)
         if n_step is not None or gamma is not None:
             core.check_horizon(n_step, gamma)
             outputs.set_horizon(n_step, gamma)
@@ -335,10 +322,6 @@ class MixedReplay:
 
 def _made_again(replays: Mapping[str, Source], shares: Mapping[str, float], counts: Counts, seed: int) -> MixedReplay:
     return MixedReplay(replays, shares, counts=counts, seed=seed)
-
-
-def _later(named: Mapping[str, Array], name: str) -> Array | None:
-    return named.get("next_" + name)
 
 
 def _core_of(source: Source) -> ReplayCore | None:
