@@ -261,8 +261,6 @@ def test_auto_spreads_processes_over_the_visible_gpus(monkeypatch: pytest.Monkey
 def test_learners_and_servers_ask_for_the_gpu_of_their_index(
     monkeypatch: pytest.MonkeyPatch, topology: str, role: str, places: list[int]
 ) -> None:
-    import importlib
-
     from apexrl import roles
 
     asked: list[int] = []
@@ -280,7 +278,7 @@ def test_learners_and_servers_ask_for_the_gpu_of_their_index(
         "inference_server": roles.InferenceServer,
         "policy_worker": roles.PolicyWorker,
     }[role]
-    monkeypatch.setattr(importlib.import_module(factory.__module__), "torch_device", torch_device)
+    monkeypatch.setattr("apexrl.roles.learner.torch_device", torch_device)
     for index in range(2):
         stand_in: Any = MagicMock(index=index, seed=1)
         ports = {name: stand_in for name in inspect.signature(factory).parameters if name != "context"}

@@ -10,10 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.errors import ConfigError
+
 _ROW_BITS = 24  # the low bits of a key are the row in its batch, the others the batch's number
 MAX_ROWS = (1 << _ROW_BITS) - 1  # of a batch
 _FIRST_BITS = 39  # the first batch's number is random, so that keys of an earlier sampler match no batch of this one
 _REMEMBERED = 1024  # batches whose priorities can still be written
+
+
+def check_batch(batch_size: int, beta: float, normalize: str, source: str) -> None:
+    """Refuse a batch that cannot be drawn from several replays; ``source``: what they are together.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size <= MAX_ROWS:
+        raise ConfigError(f"batch_size={batch_size!r} must be an integer from 1 to {MAX_ROWS}")
+    if normalize not in ("batch", "none"):
+        raise ConfigError(f"normalize={normalize!r} must be 'batch' or 'none' with a {source} replay")
+    if not 0.0 <= beta <= 100.0:
+        raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
 
 
 class SourceKeys(NamedTuple):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, BatchPool, Updated, outputs_into
-from apexrl.replay.batch_keys import MAX_ROWS, BatchKeys, SourceKeys
+from apexrl.replay.batch_keys import BatchKeys, SourceKeys, check_batch
 from apexrl.replay.core import Normalize, ReplayCore
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
@@ -187,12 +187,7 @@ class MixedReplay:
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> None:
         """ConfigError: there are no such batches."""
-        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size <= MAX_ROWS:
-            raise ConfigError(f"batch_size={batch_size!r} must be an integer from 1 to {MAX_ROWS}")
-        if normalize not in ("batch", "none"):
-            raise ConfigError(f"normalize={normalize!r} must be 'batch' or 'none' with a mixed replay")
-        if not 0.0 <= beta <= 100.0:
-            raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
+        check_batch(batch_size, beta, normalize, "mixed")
 
     @property
     def capacity(self) -> int:

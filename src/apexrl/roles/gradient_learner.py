@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
 from apexrl.roles.goal_relabelling import goal_relabelling
-from apexrl.roles.learner import nonfinite_message, quicken_products, torch_device, write_back
+from apexrl.roles.learner import agent_on_device, nonfinite_message, quicken_products, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
@@ -64,16 +64,10 @@ class GradientLearner:
         batches: BatchServer | None = None,
         replay: Replay | None = None,
     ) -> None:
-        import torch
-
-        from apexrl.agents import agent_class
-
         settings = config.learner
-        torch.set_num_threads(max(1, settings.learner_threads))
         self._context = context
         self._name = config.agent.agent
-        device = torch_device(settings.device, context.index)
-        self._agent: Any = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._agent, device = agent_on_device(config, spec, context.index, context.seed)
         quicken_products(self._agent, config, device)
         self._item: Item = getattr(self._agent, "item", Item())
         self._parameters = parameters

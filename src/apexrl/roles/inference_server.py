@@ -8,7 +8,7 @@ from apexrl.config import Config
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles.actor import FIRST_VERSION, wanted_priorities
 from apexrl.roles.inference_batches import InferenceBatches
-from apexrl.roles.learner import torch_device
+from apexrl.roles.learner import agent_on_device
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work
@@ -40,14 +40,8 @@ class InferenceServer:
         weights: WeightsReader,
         most_waiting: int = 0,
     ) -> None:
-        import torch
-
-        from apexrl.agents import agent_class
-
-        torch.set_num_threads(max(1, config.learner.learner_threads))
-        device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
-        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._agent: Agent = agent_on_device(config, spec, 1 + context.index, context.seed)[0]  # behind the learner
         self._weights = NewestWeights(context, self._agent, weights)
         self._random_start = config.actor.random_start
         priorities = wanted_priorities(config, self._agent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError, SpecError
@@ -69,19 +69,15 @@ class Learner:
         elsewhere: bool = False,
         publisher: int | None = None,
     ) -> None:
-        import torch
-
-        from apexrl.agents import agent_class
         from apexrl.replay import BatchServer
 
         settings = config.learner
-        torch.set_num_threads(max(1, settings.learner_threads))
-        device = torch_device(settings.device, context.index)
+        agent, device = agent_on_device(config, spec, context.index, context.seed)
         self._context = context
         self._config = config
         self._replay = None if isinstance(replay, BatchServer) else replay
         self._weights = weights
-        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._agent: Agent = agent
         self._item: Item = getattr(self._agent, "item", Item())
         quicken_products(self._agent, config, device)
         self._folder = RunFolder(context.folder)
@@ -290,6 +286,25 @@ def quicken_products(agent: Agent, config: Config, device: str) -> None:
         item: Item = getattr(agent, "item", Item())
         steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
         choose_products(agent.weights(), config.learner.batch_size * steps)
+
+
+def agent_on_device(config: Config, spec: EnvSpec, place: int, seed: int) -> tuple[Any, str]:
+    """The run's agent on the learner's ``--device``, and which that is; from here on this process computes with as many
+    threads as the learner may have.
+
+    Args:
+        place: as for ``torch_device``.
+
+    Raises:
+        ConfigError: as ``torch_device``.
+    """
+    import torch
+
+    from apexrl.agents import agent_class
+
+    torch.set_num_threads(max(1, config.learner.learner_threads))
+    device = torch_device(config.learner.device, place)
+    return agent_class(config.agent.agent)(spec, config.agent, device, seed), device
 
 
 def torch_device(name: str, place: int = 0) -> str:

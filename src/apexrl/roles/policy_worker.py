@@ -13,7 +13,7 @@ from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
 from apexrl.roles.inference_batches import InferenceMeter, Waiting
-from apexrl.roles.learner import torch_device
+from apexrl.roles.learner import agent_on_device
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.schedules import Exploration
@@ -39,15 +39,9 @@ class PolicyWorker:
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, weights: WeightsReader
     ) -> None:
-        import torch
-
-        from apexrl.agents import agent_class
-
-        torch.set_num_threads(max(1, config.learner.learner_threads))
         slots, envs = config.actor.actor_slots or config.actor.actors, inference.envs_per_worker
-        device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
-        self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        self._agent: Agent = agent_on_device(config, spec, 1 + context.index, context.seed)[0]  # behind the learner
         self._weights = NewestWeights(context, self._agent, weights)
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)

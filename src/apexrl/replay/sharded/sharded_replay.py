@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from apexrl.errors import ClosedError, ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned, joined
-from apexrl.replay.batch_keys import MAX_ROWS, BatchKeys, SourceKeys, SourceRows
+from apexrl.replay.batch_keys import BatchKeys, SourceKeys, SourceRows, check_batch
 from apexrl.replay.core import Normalize
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
@@ -134,12 +134,7 @@ class ShardedReplay:
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> None:
         """ConfigError: there are no such batches."""
-        if not isinstance(batch_size, int | np.integer) or not 1 <= batch_size <= MAX_ROWS:
-            raise ConfigError(f"batch_size={batch_size!r} must be an integer from 1 to {MAX_ROWS}")
-        if normalize not in ("batch", "none"):
-            raise ConfigError(f"normalize={normalize!r} must be 'batch' or 'none' with a sharded replay")
-        if not 0.0 <= beta <= 100.0:
-            raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
+        check_batch(batch_size, beta, normalize, "sharded")
         if self._fifo and batch_size > self.capacity:
             raise ConfigError(
                 f"batch_size={batch_size} is more than the {self.capacity} items that this fifo replay holds"
