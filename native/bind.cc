@@ -77,7 +77,6 @@ NB_MODULE(_native, m) {
         return nb::bytes(text.data(), text.size());
       })
       .def("set_layout", [](Board& b, nb::bytes text) { return b.set_layout(text.c_str(), text.size()); })
-      .def_prop_ro("newest_bytes", &Board::newest_bytes)
       .def("publish",
            [](Board& b, uint64_t version, nb::list arrays) {
              std::vector<Buffer> buffers(nb::len(arrays));

@@ -29,7 +29,6 @@ class PyWriter {
   }
   ~PyWriter() { release(); }
   bool leased() const { return writer_ && writer_->leased(); }
-  int lane() const { return leased() ? writer_->lane() : -1; }
 
   // -> (next row, status, row of a bad priority)
   std::tuple<size_t, nb::handle, size_t> extend(const nb::dict& values, nb::handle priorities, size_t start) {
@@ -246,7 +245,6 @@ void bind_writer(nb::module_& m) {
       .def("lease", &PyWriter::lease)
       .def("release", &PyWriter::release)
       .def_prop_ro("leased", &PyWriter::leased)
-      .def_prop_ro("lane", &PyWriter::lane)
       .def("extend", &PyWriter::extend, nb::arg("values"), nb::arg("priorities").none(), nb::arg("start"))
       .def("append", &PyWriter::append, nb::arg("values"), nb::arg("reward"), nb::arg("terminated"),
            nb::arg("truncated"), nb::arg("which").none())

@@ -105,10 +105,6 @@ class Board {
     h.spoilt.fetch_add(1, std::memory_order_relaxed);
     return 0;
   }
-  size_t newest_bytes() const {
-    const Head& h = head();
-    return h.slot[h.newest.load(std::memory_order_acquire) % kBuffers].nbytes.load(std::memory_order_relaxed);
-  }
 
   // Sleeps until there is a version newer than `seen`, at most `ns`.
   void wait(uint64_t seen, int64_t ns) {

@@ -258,7 +258,7 @@ inline uint64_t bytes_when_full(const Geometry& g) {
   const uint64_t slots = std::min<uint64_t>((g.most * std::max<uint64_t>(g.stride, 1) + g.chunk - 1) / g.chunk, g.slots);
   const uint64_t trees = g.remover == Remover::proportional ? 3 : 1;  // a leaf's share: its eighth, or those, twice, and a mass
   const uint64_t rankings = (order_of(g.sampler) != Order::none) + (order_of(g.remover) != Order::none);
-  const uint64_t own = 32 + g.leaves * ((trees == 1 ? 2 : 12) + rankings * 19);  // Ranking::kLeafBytes
+  const uint64_t own = 32 + g.leaves * ((trees == 1 ? 2 : 12) + rankings * (16 + 16 / 7 + 1));  // and a Ranking's
   const uint64_t ragged = uint64_t(g.block) * g.slot_blocks;
   return sizeof(Header) + g.lane_bytes * g.lanes + slots * (g.slot_bytes + ragged + sizeof(SlotMeta) + (decays(g) ? 3 : 2) * sizeof(double) * g.leaves + own);
 }

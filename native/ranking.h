@@ -24,9 +24,6 @@ class Ranking {
     }
   }
 
-  // Bytes for each leaf.
-  static constexpr size_t kLeafBytes = 16 + 16 / 7 + 1;
-
   // A leaf's priority; negative zero: there is no item. An item keeps its place among equal ones when it changes.
   void set(size_t leaf, double priority) {
     Place& mine = levels_[0][leaf];

@@ -35,7 +35,6 @@ MOST_LOG_BYTES: Final = 4 << 20
 _FORMAT: Final = "apexrl-store-1"
 _KEPT_MANIFESTS: Final = 2
 _MOST_MANIFEST: Final = 1 << 20
-_SMALL_BYTES: Final = 1 << 20
 _CONFIG, _HOSTS, _LOG, _SUMMARY = "config.toml", "hosts.json", "metrics.jsonl", "summary.json"
 _BESIDE: Final = (_CONFIG, _HOSTS, "env_spec.json", "env_change.json", _LOG, _SUMMARY)
 _NAME: Final = re.compile(

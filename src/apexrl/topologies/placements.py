@@ -32,7 +32,6 @@ class Cell(NamedTuple):
 RUNS: Final = Cell()
 _BY_REDIS = Cell("its experience crosses through Redis, which keeps it while the learner is away: use --redis")
 _STAYS = Cell("nobody acts, so nothing of it could run on another host")
-_SENDS = Cell("its workers send gradients to servers beside them: they have no link to another host")
 
 CELLS: Final[Mapping[tuple[str, str], Cell]] = {
     ("apex", MACHINE): RUNS,
