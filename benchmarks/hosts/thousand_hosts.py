@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from apexrl.cli.redis_status import picture_of_run
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
-from apexrl.links.redis import weights_channel as of_weights
+from apexrl.links.redis import weights_downloader as of_weights
 from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, RunRecord
 from apexrl.links.redis.connection import Connection
 from apexrl.links.redis.keys import RunKeys
@@ -45,7 +45,8 @@ from apexrl.links.redis.members import HostLease, MessageReader, renewal_pause
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, Orders
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
+from apexrl.links.redis.weights_downloader import WeightsDownloader
+from apexrl.links.redis.weights_uploader import WeightsUploader
 from apexrl.roles.host_messages import HostMessages
 from redis_server import RedisServer
 

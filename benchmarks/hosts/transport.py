@@ -29,7 +29,7 @@ import numpy as np
 
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights_channel import WeightsUploader
+from apexrl.links.redis.weights_uploader import WeightsUploader
 from apexrl.roles.uplink import FRAME_BYTES, WeightsThread
 from apexrl.shared.weights_board import WeightsBoard
 from benchmarks.hosts import chunks_to_send as material

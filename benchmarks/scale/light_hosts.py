@@ -22,7 +22,7 @@ from apexrl.links.redis.experience_stream import ExperienceSender
 from apexrl.links.redis.members import HostLease, renewal_pause
 from apexrl.links.redis.run_record import find_run
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights_channel import WeightsDownloader
+from apexrl.links.redis.weights_downloader import WeightsDownloader
 from benchmarks.hosts import chunks_to_send as material
 
 SERVER_SECONDS = 10.0

@@ -24,7 +24,7 @@ from apexrl.links.redis.members import HostDigest, HostLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, stop_run
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights_channel import WeightsUploader
+from apexrl.links.redis.weights_uploader import WeightsUploader
 from redis_server import RedisServer, binaries, major_version
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis-users.md"

@@ -27,7 +27,7 @@ from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, RunRecord
 from apexrl.links.redis.server import Server
-from apexrl.links.redis.weights_channel import WeightsUploader
+from apexrl.links.redis.weights_uploader import WeightsUploader
 from apexrl.run.status import RunStatus
 from apexrl.topologies import topology
 from apexrl.topologies.host_cut import with_slots

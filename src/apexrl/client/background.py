@@ -23,7 +23,7 @@ from apexrl.links.redis.members import HostDigest, HostLease, renewal_pause
 from apexrl.links.redis.run_record import Orders, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
-from apexrl.links.redis.weights_channel import MOST_BYTES
+from apexrl.links.redis.weights_head import MOST_BYTES
 from apexrl.roles.newest_weights import version_of
 from apexrl.roles.uplink import Uplink
 from apexrl.run.metrics import RateMeter

@@ -57,7 +57,7 @@ from apexrl.topologies.learner_hosts import host_of_a_sender, other_host, sends_
 from apexrl.topologies.sync_learners import averaging
 from apexrl.topologies.validation import validate
 
-HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.links.redis.weights_channel")
+HOST_PRELOAD: Final = ("redis", "apexrl.links.redis.experience_stream", "apexrl.links.redis.weights_downloader")
 
 _HURRIED: Final = frozenset(("finished", "stopped", "replaced", "lost learner"))
 """Reasons to end without waiting for the last steps to arrive: nobody would take them."""

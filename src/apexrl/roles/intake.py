@@ -247,7 +247,7 @@ class UploadThread:
         hosts: HostsConfig,
         fence: int,
     ) -> None:
-        from apexrl.links.redis.weights_channel import WeightsUploader
+        from apexrl.links.redis.weights_uploader import WeightsUploader
 
         rounded = hosts.weights_precision == "bfloat16"
         self._uploader = WeightsUploader(

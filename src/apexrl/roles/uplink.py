@@ -212,7 +212,7 @@ class WeightsThread:
     over from another (``VERSION_BITS``)."""
 
     def __init__(self, server: Server, keys: RunKeys, run_id: str, board: WeightsBoard) -> None:
-        from apexrl.links.redis.weights_channel import WeightsDownloader
+        from apexrl.links.redis.weights_downloader import WeightsDownloader
 
         most = 2 * board.capacity + _HEAD_BYTES
         self._downloader = WeightsDownloader(server, keys, run_id=run_id, most_bytes=most)

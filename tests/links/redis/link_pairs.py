@@ -12,7 +12,8 @@ import redis
 from apexrl._native import ChunkHeads
 from apexrl.links.redis.experience_stream import ExperienceReceiver, ExperienceSender, Received
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.weights_channel import WeightsDownloader, WeightsUploader
+from apexrl.links.redis.weights_downloader import WeightsDownloader
+from apexrl.links.redis.weights_uploader import WeightsUploader
 from apexrl.protocols import ChunkHead
 from redis_server import RedisServer
 

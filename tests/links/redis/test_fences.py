@@ -152,7 +152,7 @@ def test_an_uploader_that_is_overtaken_while_it_sends_does_not_show_what_it_sent
     new.publish({"w": np.ones(3)}, 5)
     head = ask(ends, "GET", KEYS.weights)
     old = ends.uploader(fence=first.taken)
-    monkeypatch.setattr("apexrl.links.redis.weights_channel.BEING_READ", "return {}")  # it looked just before
+    monkeypatch.setattr("apexrl.links.redis.weights_uploader.BEING_READ", "return {}")  # it looked just before
     with pytest.raises(OwnershipError):
         old.publish({"w": np.zeros(3)}, 9)
     assert ask(ends, "GET", KEYS.weights) == head

@@ -13,9 +13,12 @@ import redis
 from link_pairs import KEYS, Ends
 
 from apexrl.errors import LinkError
-from apexrl.links.redis import weights_channel as module
+from apexrl.links.redis import weights_downloader as module
+from apexrl.links.redis import weights_uploader
 from apexrl.links.redis.keys import RunKeys
-from apexrl.links.redis.weights_channel import WeightsDownloader
+from apexrl.links.redis.read_turns import READERS
+from apexrl.links.redis.weights_downloader import WeightsDownloader
+from apexrl.links.redis.weights_head import encoder
 from redis_server import RedisServer, binaries
 
 
@@ -133,7 +136,7 @@ def test_parts_without_a_head_expire(ends: Ends) -> None:
     uploader.publish(weights_of(1), 1)
     client = ends.client()
     head = client.get(KEYS.weights)
-    client.set(KEYS.weights_part(2, 0), b"its publisher died", ex=module.ORPHAN_SECONDS)
+    client.set(KEYS.weights_part(2, 0), b"its publisher died", ex=weights_uploader.ORPHAN_SECONDS)
     assert same(ends.downloader().wait(0, 5.0), 1)
     assert client.get(KEYS.weights) == head
     uploader.publish(weights_of(2), 2)
@@ -178,7 +181,7 @@ def test_publishing_waits_while_two_older_ones_are_read_but_not_for_ever(
             publish(3)
             publish(4)  # 1 and 2 are being read
             assert len(list(client.scan_iter(KEYS.weights + ":*"))) == 3
-            monkeypatch.setattr(module, "PATIENCE_SECONDS", -1.0)
+            monkeypatch.setattr(weights_uploader, "PATIENCE_SECONDS", -1.0)
             publish(5)
         return fetch(self, pipe, head)
 
@@ -268,7 +271,7 @@ def test_the_server_never_holds_a_whole_version_for_each_reader(ends: Ends) -> N
     assert sorted(got) == [1] * hosts + [2] * hosts
     peak = client.info("memory")["used_memory_peak"] - base
     version, connections = 4 * size, hosts * 2 * 64 * 1024
-    assert peak < version + version // 4 + module.READERS * module.AHEAD * module.PIECE_BYTES + connections
+    assert peak < version + version // 4 + READERS * module.AHEAD * module.PIECE_BYTES + connections
 
 
 def test_a_server_that_comes_back_empty(ends: Ends) -> None:
@@ -321,12 +324,12 @@ def test_hostile_heads_and_parts_are_refused_and_the_next_good_ones_taken(
     heads = [
         b"garbage",
         good + b"x",
-        module._encoder.encode(["run", 2, 2**16, 2**29, 2**32, []]),
-        module._encoder.encode(["run", 2, 1, 2**29, 2**29, []]),
-        module._encoder.encode(["run", 1, 1, len(part), len(part) - 1, []]),
-        module._encoder.encode(["run", 1, 1, len(part) + 1, len(part) + 1, []]),
-        module._encoder.encode(["run", 1, 2, 8, len(part), []]),
-        module._encoder.encode(["other", 1, 1, len(part), len(part), []]),
+        encoder.encode(["run", 2, 2**16, 2**29, 2**32, []]),
+        encoder.encode(["run", 2, 1, 2**29, 2**29, []]),
+        encoder.encode(["run", 1, 1, len(part), len(part) - 1, []]),
+        encoder.encode(["run", 1, 1, len(part) + 1, len(part) + 1, []]),
+        encoder.encode(["run", 1, 2, 8, len(part), []]),
+        encoder.encode(["other", 1, 1, len(part), len(part), []]),
     ]
 
     def is_refused() -> bool:
