@@ -13,7 +13,7 @@ from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
-from apexrl.replay.options import consumes, gives_once, native_sizes
+from apexrl.replay.options import OPTIONS, checked, consumes, gives_once, native_sizes
 from apexrl.shared.available_memory import memory_limits, require_memory
 from apexrl.shared.segment import process_name
 from apexrl.spec import Field
@@ -191,8 +191,18 @@ class ReplayCore:
         normalize: Normalize,
         timeout: float,
         outstanding: bool = False,
+        n_step: int | None = None,
+        gamma: float | None = None,
     ) -> None:
         """Sample into existing arrays. Arguments and errors are those of ``Replay.sample``."""
+        if n_step is not None or gamma is not None:
+            self._check_horizon(n_step, gamma)
+            outputs.set_horizon(n_step, gamma)
+            try:
+                self.fill(outputs, batch_size, beta, normalize, timeout, outstanding)
+            finally:
+                outputs.set_horizon(None, None)
+            return
         native = self.native
         if not native.owned or self.closed:
             self.own()
@@ -230,7 +240,7 @@ class ReplayCore:
             )
         return mode
 
-    def check_horizon(self, n_step: int | None, gamma: float | None) -> None:
+    def _check_horizon(self, n_step: int | None, gamma: float | None) -> None:
         """ConfigError: this replay has no such transitions."""
         options = self.options
         if options["kind"] != "transition":
@@ -251,6 +261,33 @@ class ReplayCore:
                 return WriteStatus.irregular, 0, 0
             if answer[0] is not _YIELDED:
                 return answer
+
+    def set_limiter(self, **given: float | None) -> None:
+        """See ``Replay.set_limiter``."""
+        changed = {name: value for name, value in given.items() if value is not None}
+        while True:
+            if not self.native.owned or self.closed:
+                self.own()
+            counters = self.native.counters()
+            current = {name: self.options[name] for name in OPTIONS} | {name: counters[name] for name in given}
+            options = checked(current | changed)
+            if self.native.set_limiter(*(options[name] for name in given)):
+                return
+
+    def close(self) -> None:
+        """See ``Replay.close``."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            for writer in list(self.writers):
+                writer.stop_waiting()
+            if self.creator == _native.process_token():
+                self.native.shut()
+            for dependent in [*self.writers, *self.servers]:
+                dependent.close()
+        finally:
+            self.native.disown()
 
     def _why_no_sample(self, status: SampleStatus, batch_size: int) -> str:
         counters = self.native.counters()

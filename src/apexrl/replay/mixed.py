@@ -302,10 +302,7 @@ class MixedReplay:
             return SourceKeys(place, "", batch.keys)
         keys = np.empty(count, np.uint64)
         outputs = outputs_into(core.native, core.layout, named, keys, probabilities, weights)
-        if n_step is not None or gamma is not None:
-            core.check_horizon(n_step, gamma)
-            outputs.set_horizon(n_step, gamma)
-        core.fill(outputs, count, beta, "none", timeout, outstanding=True)
+        core.fill(outputs, count, beta, "none", timeout, True, n_step, gamma)
         return SourceKeys(place, "", keys)
 
     def _done(self, counts: list[int]) -> None:

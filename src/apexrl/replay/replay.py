@@ -215,15 +215,7 @@ class Replay:
             raise ConfigError(f"batch_size={batch_size!r} must be an integer of at least 1")
         arrays = self._pool.take(batch_size)
         try:
-            if n_step is None and gamma is None:
-                self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
-            else:
-                self.core.check_horizon(n_step, gamma)
-                arrays.outputs.set_horizon(n_step, gamma)
-                try:
-                    self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding)
-                finally:
-                    arrays.outputs.set_horizon(None, None)
+            self.core.fill(arrays.outputs, batch_size, beta, normalize, timeout, outstanding, n_step, gamma)
             return arrays.batch()
         finally:
             self._pool.put(batch_size, arrays)
@@ -303,17 +295,7 @@ class Replay:
         insert_band: float | None = None,
     ) -> None:
         """Change the limiter while the replay is in use (owner only). What is not given stays."""
-        given = {"min_size": min_size, "samples_per_insert": samples_per_insert, "insert_band": insert_band}
-        changed = {name: value for name, value in given.items() if value is not None}
-        core = self.core
-        while True:
-            if not core.native.owned or core.closed:
-                core.own()
-            counters = core.native.counters()
-            current = {name: core.options[name] for name in OPTIONS} | {name: counters[name] for name in given}
-            options = checked(current | changed)
-            if core.native.set_limiter(*(options[name] for name in given)):
-                return
+        self.core.set_limiter(min_size=min_size, samples_per_insert=samples_per_insert, insert_band=insert_band)
 
     @property
     def allocator(self) -> Allocator:
@@ -403,19 +385,9 @@ class Replay:
 
     def close(self) -> None:
         """In the process that created the replay: end it and wake every process that waits. Elsewhere: detach."""
-        core = self.core
-        if core.closed:
-            return
-        core.closed = True
         try:
-            for writer in list(core.writers):
-                writer.stop_waiting()
-            if core.creator == _native.process_token():
-                core.native.shut()
-            for dependent in [*core.writers, *core.servers]:
-                dependent.close()
+            self.core.close()
         finally:
-            core.native.disown()
             self._pool.clear()
 
     def __enter__(self) -> Replay:
