@@ -243,13 +243,6 @@ class ActionSpec:
         firsts = np.cumsum((0, *self.choices[:-1]))
         return cast("NDArray[np.bool_]", np.logical_or.reduceat(masks, firsts, axis=1).all(axis=1))
 
-    def possible_together(self, masks: Array) -> NDArray[np.bool_]:
-        """[R, k], which of the k combinations of choices a mask of [R, n] leaves, numbered as by ravel_multi_index."""
-        first, *others = np.split(np.asarray(masks, np.bool_), np.cumsum(self.choices)[:-1], axis=1)
-        for part in others:
-            first = (first[:, :, None] & part[:, None, :]).reshape(len(masks), -1)
-        return first
-
     @property
     def nothing_left(self) -> str:
         """What a mask does that is not ``possible_in``, for a message."""
@@ -386,13 +379,9 @@ class EnvSpec:
         shaped = len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
         if not shaped or name in self.padded or name in self.categories:
             return False
-        return min(image_sides(field.shape)) >= SHORTEST_IMAGE_SIDE
-
-
-def image_sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of an image [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end."""
-    height, width = shape if len(shape) == 2 else shape[:2] if shape[-1] <= shape[0] else shape[1:]
-    return height, width
+        shape = field.shape  # [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end
+        sides = shape if len(shape) == 2 else shape[:2] if shape[-1] <= shape[0] else shape[1:]
+        return min(sides) >= SHORTEST_IMAGE_SIDE
 
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:

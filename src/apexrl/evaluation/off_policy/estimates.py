@@ -104,7 +104,7 @@ def _log_prob(loaded: LoadedAgent, ours: Array, episode: Episode, epsilon: float
     same = (ours == episode.action).reshape(len(ours), -1).all(axis=1)
     random: Any = 1.0 / math.prod(action.choices)  # probability of a recorded action where a random one is executed
     if loaded.spec.masked:
-        possible = action.possible_together(episode.observation[ACTION_MASK][:-1])
+        possible = importance.possible_together(action.choices, episode.observation[ACTION_MASK][:-1])
         taken = possible[np.arange(len(ours)), _numbers(loaded, episode.action)]
         random = taken / np.maximum(possible.sum(axis=1), 1)
     with np.errstate(divide="ignore"):

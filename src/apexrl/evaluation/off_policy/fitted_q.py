@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apexrl.evaluation.off_policy.importance import Estimate, interval
+from apexrl.evaluation.off_policy.importance import Estimate, interval, possible_together
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Critics
 from apexrl.spec import ACTION_MASK, Array, EnvSpec
@@ -116,7 +116,7 @@ def _values(network: torch.nn.Module, seen: dict[str, Tensor], action: Tensor, s
         return taken
     if not spec.masked:
         return (1.0 - epsilon) * taken + epsilon * every.mean(dim=2)
-    possible = torch.from_numpy(spec.action.possible_together(seen[ACTION_MASK].numpy())).float()
+    possible = torch.from_numpy(possible_together(spec.action.choices, seen[ACTION_MASK].numpy())).float()
     drawn = (every * possible).sum(dim=2) / possible.sum(dim=1).clamp(min=1.0)  # behind an end none may be left
     return (1.0 - epsilon) * taken + epsilon * drawn
 

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.spec import Array
+
 Floats = NDArray[np.float64]
 
 RESAMPLES: Final = 1000
@@ -108,3 +110,11 @@ def effective_episodes(of: Weighted) -> float:
     """(Σρ)² / Σρ²: as many equally weighted episodes would say as much (Kong 1992)."""
     ratio = of.ratio[:, -1]
     return float(ratio.sum() ** 2 / np.square(ratio).sum()) if ratio.any() else 0.0
+
+
+def possible_together(choices: Sequence[int], masks: Array) -> NDArray[np.bool_]:
+    """[R, k], which of the k combinations of ``choices`` a mask of [R, n] leaves, numbered as by ravel_multi_index."""
+    first, *others = np.split(np.asarray(masks, np.bool_), np.cumsum(choices)[:-1], axis=1)
+    for part in others:
+        first = (first[:, :, None] & part[:, None, :]).reshape(len(masks), -1)
+    return first
