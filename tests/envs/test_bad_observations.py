@@ -79,6 +79,63 @@ def test_whole_numbers_of_another_type_are_taken(answer):
     assert (vector.step(np.zeros(2, np.int64)).observation["observation"] == answer).all()
 
 
+class Answers(gym.Env):
+    """Its reset and its step return what they are told to."""
+
+    observation_space, action_space = VECTOR, gym.spaces.Discrete(2)
+
+    def __init__(self, begin, later):
+        self._begin, self._later = begin, later
+
+    def reset(self, *, seed=None, options=None):
+        return self._begin
+
+    def step(self, action):
+        return self._later
+
+
+SEEN = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize("reward", [2, np.float32(2), np.array(2.0), np.array([2.0]), [2.0], torch.tensor([2.0])])
+def test_a_reward_may_be_an_array_of_one(reward):
+    vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), (SEEN, reward, False, False, {}))), 2, 0)
+    vector.reset()
+    assert vector.step(np.zeros(2, np.int64)).reward.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("reward", ["much", [1.0, 2.0], np.zeros(2), {}])
+def test_a_reward_that_is_no_number_is_refused(reward):
+    vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), (SEEN, reward, False, False, {}))), 2, 0)
+    vector.reset()
+    with pytest.raises(EnvError, match=r"step\(\) of environment 0 returned the reward .*; it must be a number"):
+        vector.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("begin", "later", "words"),
+    [
+        (SEEN, (), "Gymnasium's reset() returns two: observation, info"),
+        ((SEEN, {}), (SEEN, 1.0, False, {}), "returns five: observation, reward, terminated, truncated, info"),
+    ],
+)
+def test_what_gym_returned_is_told_apart(begin, later, words):
+    vector = make_vector(EnvConfig(env=lambda: Answers(begin, later)), 2, 0)
+    with pytest.raises(EnvError, match=re.escape(words)):
+        vector.reset()
+        vector.step(np.zeros(2, np.int64))
+
+
+def test_a_reset_without_a_seed_is_told_what_gymnasium_gives():
+    class Old(Answers):
+        def reset(self):
+            return SEEN, {}
+
+    vector = make_vector(EnvConfig(env=lambda: Old(None, None)), 2, 0)
+    with pytest.raises(EnvError, match=r"takes seed= and options="):
+        vector.reset()
+
+
 def test_an_info_that_is_no_dict_is_refused():
     vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=True, info=None)), 2, 0)
     vector.reset()

@@ -135,7 +135,7 @@ def test_every_game_is_closed_when_closing_one_fails(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(BoardGame, "close", close)
     rows, _ = games(3)
-    with pytest.raises(EnvError, match=r"close\(\) of environment 0 raised RuntimeError: no display"):
+    with pytest.warns(RuntimeWarning, match=r"close\(\) of environment 0 raised RuntimeError: no display"):
         rows.close()
     assert len(set(map(id, closed))) == 3
 

@@ -351,7 +351,7 @@ def test_closing_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     env.reset()
     envs[1].gate.clear()
     env.send(np.zeros(3, np.int64), ALL)
-    with pytest.raises(EnvError, match=r"Late: of 3 environments, number 1 did not return within 2 s of the end"):
+    with pytest.warns(RuntimeWarning, match=r"Late: of 3 environments, number 1 did not return within 2 s of the end"):
         env.close()
     assert [each.closed for each in envs] == [True, False, True]
     assert len(_threads("Late")) == 1
@@ -376,7 +376,7 @@ def test_closing_waits_for_the_call_in_progress_and_reports_what_fails() -> None
     envs[1].gate.clear()
     env.send(np.zeros(2, np.int64), np.array([0, 1]))
     threading.Timer(0.05, envs[1].gate.set).start()
-    with pytest.raises(EnvError, match=r"close\(\) of environment 0 raised OSError: will not close"):
+    with pytest.warns(RuntimeWarning, match=r"close\(\) of environment 0 raised OSError: will not close"):
         env.close()
     assert envs[1].closed
 

@@ -266,7 +266,7 @@ def test_close_closes_all_once_even_when_one_fails() -> None:
 
     last = Scripted()
     env = scripted(Stuck(), last)
-    with pytest.raises(EnvError, match=r"close\(\) of environment 0 raised OSError"):
+    with pytest.warns(RuntimeWarning, match=r"close\(\) of environment 0 raised OSError"):
         env.close()
     assert last.closed
     env.close()  # a second time does nothing

@@ -13,6 +13,7 @@ from recording_observer import Watcher, small
 
 from apexrl.agents import matrix_products
 from apexrl.config import Config, StopConfig
+from apexrl.envs.toy import Endless
 from apexrl.errors import EnvError, NonFiniteError, WorkerError
 from apexrl.launch import launch
 from apexrl.run import checkpoint
@@ -140,3 +141,19 @@ def test_the_process_gets_its_pytorch_back(tmp_path: Path, monkeypatch: pytest.M
     finally:
         torch.set_num_threads(before[0])
         torch.set_float32_matmul_precision(before[1])
+
+
+class Stubborn(Endless):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("no display")
+
+
+def test_an_environment_that_cannot_be_closed_costs_no_checkpoint(tmp_path: Path) -> None:
+    config = serial(tmp_path, "stubborn")
+    config = replace(config, env=replace(config.env, env=Stubborn, max_episode_steps=20))
+    with pytest.warns(RuntimeWarning, match=r"Stubborn: close\(\) of environment 0 raised OSError: no display"):
+        _, summary, found = run(config)
+    assert summary["stopped_by"] == "env_steps"
+    assert found.metadata["updates"] == summary["updates"]

@@ -156,7 +156,11 @@ class Single:
             return
         row = self._number
         with blame(self._name, "step", row):
-            observation, rows.reward[row], ended, cut, info = self._env.step(action)
+            observation, reward, ended, cut, info = self._env.step(action)
+        try:
+            rows.reward[row] = reward
+        except (TypeError, ValueError):  # [1], as of an environment in a vector of one
+            rows.reward[row] = self._only_number(reward)
         rows.terminated[row], rows.truncated[row] = self._flag("terminated", ended), self._flag("truncated", cut)
         if (ended or cut) and not isinstance(info, Mapping):
             raise EnvError(
@@ -191,6 +195,13 @@ class Single:
             with blame(self._name, f"setting {name} of", self._number):
                 self._env.set_wrapper_attr(name, value)
         self._change = change
+
+    def _only_number(self, reward: Any) -> Any:
+        array = np.asarray(reward)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return array.item()
+        which = f"{self._name}: step() of environment {self._number}"
+        raise EnvError(f"{which} returned the reward {reward!r:.60}; it must be a number")
 
     def _flag(self, what: str, value: Any) -> bool:
         return flag(value, what, f"{self._name}: step() of environment {self._number}")
@@ -306,4 +317,16 @@ def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         which = "" if index is None else f" of environment {index}"
-        raise EnvError(f"{name}: {call}(){which} raised {type(error).__name__}: {error}") from error
+        text = f"{name}: {call}(){which} raised {type(error).__name__}: {error}"
+        raise EnvError(text + _form_of(call, str(error))) from error
+
+
+def _form_of(call: str, said: str) -> str:
+    """What Gymnasium wants of ``call``, where an error sounds as if the environment were of its predecessor Gym."""
+    if call == "step" and "values to unpack (expected 5" in said:
+        return ". Gymnasium's step() returns five: observation, reward, terminated, truncated, info"
+    if call == "reset" and "values to unpack (expected 2" in said:
+        return ". Gymnasium's reset() returns two: observation, info"
+    if call == "reset" and "unexpected keyword argument" in said:
+        return ". Gymnasium's reset() takes seed= and options="
+    return ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Literal, cast
 
 import gymnasium as gym
@@ -168,10 +169,24 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
     if form is not None and form.only:
         with closing(make_vector(config, 1, 0)) as vector:
             return vector.spec, form.time_limit
-    with closing(make_env(config)) as env:
+    with single_env(config) as env:
         spec = env_spec(env.observation_space, env.action_space, config.stack, length_limit(config))
         own = env.spec.max_episode_steps if env.spec else getattr(env.unwrapped, "time_limit", None)
         return spec, config.max_episode_steps or own
+
+
+@contextmanager
+def single_env(config: EnvConfig) -> Iterator[gym.Env[Any, Any]]:
+    """``make_env``, closed at the end; an error of that is a warning."""
+    env = make_env(config)
+    try:
+        yield env
+    finally:
+        try:
+            env.close()
+        except Exception as error:
+            text = f"{env_name(config)}: close() raised {type(error).__name__}: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def env_name(config: EnvConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -197,7 +198,10 @@ class VectorEnv:
         return stepped
 
     def close(self) -> None:
-        """Close every environment; may be called twice."""
+        """Close every environment; may be called twice. Their errors are warnings: nothing comes after."""
         if not self._closed:
             self._closed = True
-            self._backend.close()
+            try:
+                self._backend.close()
+            except EnvError as error:
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)

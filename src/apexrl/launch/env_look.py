@@ -88,11 +88,11 @@ def _looked(config: Config) -> EnvFacts:
 def _measured(config: Config, seconds: float) -> float | None:
     """Seconds of one step with random actions, resets included, without those in which other work had the core; None
     where the environment raises an error."""
-    from apexrl.envs import make_env
+    from apexrl.envs.make import single_env
     from apexrl.envs.step_cost import RandomSteps, moment
 
     try:
-        with closing(make_env(config.env)) as env:
+        with single_env(config.env) as env:
             going = RandomSteps(env, config.seed % 2**32)
             steps, began = 0, moment()
             while time.perf_counter() - began.clock < seconds or not steps:
