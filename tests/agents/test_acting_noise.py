@@ -99,7 +99,11 @@ def test_random_actions_are_uniform(pink: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "asked"),
-    [*((name, "box") for name in ("sac", "crossq", "td3", "ddpg", "d4pg", "ppo")), ("ppo", "discrete")],
+    [
+        *((name, "box") for name in ("sac", "crossq", "td3", "ddpg", "d4pg", "ppo")),
+        ("ppo", "discrete"),
+        ("discrete_sac", "discrete"),
+    ],
 )
 def test_agents_carry_it_from_step_to_step(name: str, asked: Asked) -> None:
     game = Game(name, "vector", asked, pink_noise=True)

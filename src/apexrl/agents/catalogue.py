@@ -225,7 +225,7 @@ AGENTS: dict[str, AgentInfo] = {
     "discrete_sac": AgentInfo(
         "apexrl.agents.discrete_sac:DiscreteSAC",
         DISCRETE,
-        (*SOFT, *REMEMBERS, families.TargetSettings, "huber"),
+        (*SOFT, *REMEMBERS, families.TargetSettings, families.ActingNoiseSettings, "huber"),
         "soft actor-critic over discrete actions: expectations where SAC samples",
         "Christodoulou 2019, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207",
         # step sizes, batch and replay are the preset's, as n-step and priorities are

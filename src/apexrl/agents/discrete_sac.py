@@ -65,7 +65,7 @@ class DiscreteSAC:
         self._device = torch.device(device)
         self._choices = Choices(spec, config.agent)
         self._softmax = Categorical((self._choices.n,), vector=False)
-        self.policy_noise = ActingNoise(1, pink=False, kind="uniform")
+        self.policy_noise = ActingNoise(1, config.pink_noise, kind="uniform")
         self._rng = acting_generator(seed)
         n, hidden = self._choices.n, config.critic_hidden or config.hidden
         chosen = memory.memory_choice(config)
@@ -112,7 +112,8 @@ class DiscreteSAC:
         if greedy:
             index = self._softmax.mode(logits)
         else:
-            index = self._softmax.drawn(logits, self.policy_noise.uniform(len(logits), None, self._rng)[0]).action
+            noise, state = self.policy_noise.uniform(len(logits), state, self._rng)
+            index = self._softmax.drawn(logits, noise).action
         actions = self._choices.to_env(cast("NDArray[np.int64]", index))
         return self._memory.acted(actions, {}, seen, state, greedy)
 
