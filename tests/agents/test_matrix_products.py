@@ -34,7 +34,7 @@ def _precision() -> Iterator[None]:
 @pytest.fixture
 def able(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that oneDNN would be quicker on."""
-    monkeypatch.setattr(matrix_products, "_able", lambda: True)
+    monkeypatch.setattr(matrix_products, "able", lambda: True)
 
 
 def layers(*shapes: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
@@ -61,13 +61,13 @@ def test_products_stay_float32(able: None, shape: tuple[int, int, int]) -> None:
 
 
 def test_products_of_fewer_digits_are_not_taken(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: False)
+    monkeypatch.setattr(matrix_products, "exact", lambda product: False)
     assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_small_products_are_as_they_were(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: True)
+    monkeypatch.setattr(matrix_products, "exact", lambda product: True)
     small, large = (64, 64), (LEAST_WORK // ROWS // 64, 64)
     assert choose_products(layers((64,), small, large), ROWS)
     assert torch.get_float32_matmul_precision() == "medium"
@@ -78,7 +78,7 @@ def test_small_products_are_as_they_were(able: None, monkeypatch: pytest.MonkeyP
 
 
 def test_other_processors_keep_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_able", lambda: False)
+    monkeypatch.setattr(matrix_products, "able", lambda: False)
     torch.set_float32_matmul_precision("high")
     assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "high"

@@ -43,11 +43,13 @@ class InferenceServer:
         import torch
 
         from apexrl.agents import agent_class
+        from apexrl.agents.acting_products import quicken_acting
 
         torch.set_num_threads(max(1, config.learner.learner_threads))
         device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        quicken_acting(self._agent, device)
         self._weights = NewestWeights(context, self._agent, weights)
         self._random_start = config.actor.random_start
         priorities = wanted_priorities(config, self._agent)

@@ -42,12 +42,14 @@ class PolicyWorker:
         import torch
 
         from apexrl.agents import agent_class
+        from apexrl.agents.acting_products import quicken_acting
 
         torch.set_num_threads(max(1, config.learner.learner_threads))
         slots, envs = config.actor.actor_slots or config.actor.actors, inference.envs_per_worker
         device = torch_device(config.learner.device, 1 + context.index)  # behind the learner
         self._context = context
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
+        quicken_acting(self._agent, device)
         self._weights = NewestWeights(context, self._agent, weights)
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)
