@@ -14,9 +14,7 @@ from apexrl.config import AgentConfig
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 SPEC = EnvSpec({"observation": Field((6,), "float32")}, ActionSpec((), "int64", n=3))
-BOX = EnvSpec(
-    {"observation": Field((6,), "float32")}, ActionSpec((2,), "float32", low=-np.ones(2), high=np.ones(2))
-)
+BOX = EnvSpec({"observation": Field((6,), "float32")}, ActionSpec((2,), "float32", low=-np.ones(2), high=np.ones(2)))
 ROWS = LEAST_WORK // 512**2
 SEEN = {"observation": np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)}
 EXPLORATION = np.zeros(ROWS, np.float32)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.agents import agent_class, matrix_products
 from apexrl.agents.matrix_products import LEAST_WORK, choose_products
-from apexrl.config import AgentConfig, Config, LearnerConfig
+from apexrl.config import AgentConfig, Config
 from apexrl.protocols import Item
 from apexrl.roles import learner as learner_module
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -119,15 +119,15 @@ def test_gradients_are_the_same_to_rounding(able: None, name: str, seed: int) ->
         (Item("unroll", 20, 20), 4, 160),
     ],
 )
-def test_the_learner_says_how_many_rows_there_are(
+def test_learners_say_how_many_rows_there_are(
     monkeypatch: pytest.MonkeyPatch, item: Item, minibatches: int, rows: int
 ) -> None:
     asked: list[tuple[dict[str, Any], int]] = []
     monkeypatch.setattr(matrix_products, "choose_products", lambda *given: asked.append(given))
     weights = layers((4, 4))
     agent: Any = SimpleNamespace(weights=lambda: weights, item=item)
-    settings = Config(agent=AgentConfig(minibatches=minibatches), learner=LearnerConfig(batch_size=32))
-    learner_module.quicken_products(agent, settings, "cuda:0")
+    settings = Config(agent=AgentConfig(minibatches=minibatches))
+    learner_module.quicken_products(agent, settings, "cuda:0", 32)
     assert not asked
-    learner_module.quicken_products(agent, settings, "cpu")
+    learner_module.quicken_products(agent, settings, "cpu", 32)
     assert asked == [(weights, rows)]

@@ -1,7 +1,7 @@
 """Products of an agent that acts on the CPU, by weights that lie in oneDNN's own order.
 
-An actor's batch is small and its weights are as they were for many steps: 16 rows by a layer of 512×512 take 100 µs with
-MKL, 70 with oneDNN, and 50 where the weights are in order already. Putting them in order takes 150.
+An actor's batch is small, and its weights stay as they are for many steps: 16 rows by a layer of 512×512 take 100 µs
+with MKL, 70 with oneDNN, and 50 where the weights are in order already. Putting them in order takes 150.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from apexrl.agents.trained_network import Trained
 from apexrl.networks import FlatParameters
 
 LEAST_WORK = 1 << 21
-"""Multiplications of a batch by a layer. With fewer, what each of oneDNN's products costs is more than what it gains."""
+"""Multiplications of a batch by a layer. With fewer, each of oneDNN's products costs more than it gains."""
 WORTH = 8
 """Products by the same weights, with which putting them in order is worth its time."""
 

@@ -74,7 +74,7 @@ class GradientLearner:
         self._name = config.agent.agent
         device = torch_device(settings.device, context.index)
         self._agent: Any = agent_class(config.agent.agent)(spec, config.agent, device, context.seed)
-        quicken_products(self._agent, config, device)
+        quicken_products(self._agent, config, device, settings.batch_size)
         self._item: Item = getattr(self._agent, "item", Item())
         self._parameters = parameters
         self._client = ParameterClient(self._agent, parameters, gradients, context.index)
