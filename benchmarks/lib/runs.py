@@ -27,22 +27,24 @@ class Rates(NamedTuple):
     seconds: float
 
 
-def command(preset: str, name: str, flags: Sequence[str]) -> list[str]:
+def command(preset: str, name: str, flags: Sequence[str], python: str = sys.executable) -> list[str]:
     """The command line, of a preset or (empty) none; the folder of an earlier run of that name is removed."""
     shutil.rmtree(RUNS / name, ignore_errors=True)
     start = [preset] if preset else []
-    return [sys.executable, "-m", "apexrl.cli", "train", *start, "--out", str(RUNS), "--name", name, *flags]
+    return [python, "-m", "apexrl.cli", "train", *start, "--out", str(RUNS), "--name", name, *flags]
 
 
-def train(preset: str, name: str, flags: Sequence[str], timeout: float) -> dict[str, Any]:
+def train(preset: str, name: str, flags: Sequence[str], timeout: float, python: str = sys.executable) -> dict[str, Any]:
     """Run it to its end; returns ``summary.json``.
+
+    Args:
+        python: the interpreter in which it is installed.
 
     Raises:
         RunFailed: it left no summary; the message holds the end of its output.
     """
-    done = subprocess.run(
-        command(preset, name, flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
-    )
+    words = command(preset, name, flags, python)
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
     summary = RUNS / name / "summary.json"
     if done.returncode or not summary.is_file():
         raise RunFailed(f"{name} ended with exit code {done.returncode}:\n{done.stdout[-3000:]}")

@@ -1,20 +1,18 @@
 """What masks cost: runs with and without them, in turn, on the same environment; and runs without, beside older code.
 
     python benchmarks/masks/run.py cost                                    # with and without, five rounds
-    python benchmarks/masks/run.py cost --before ../older/src              # CartPole, and that source tree's runs
+    python benchmarks/masks/run.py cost --before ../older/.venv/bin/python # CartPole, and runs of what is there
 
-The environment makes its mask in either case, so that the difference is what environments, replay and agents do with
-it. Run nothing beside it.
+The environment makes its mask in either case, so that the difference is what vectors of environments, replay and agents
+do with it. Run nothing beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
+import sys
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 from apexrl.agents import AGENTS
 from benchmarks.lib import report, runs
@@ -23,15 +21,14 @@ CELLS = ("apex:double_dqn", "seed:discrete_sac", "impala:ppo", "sample_factory:a
 KINDS = {"without": "nowhere", "with": "key"}
 
 
-def rate(cell: str, env: list[str], seconds: float, name: str, source: Path | None) -> float:
+def rate(cell: str, env: list[str], seconds: float, name: str, python: str) -> float:
     """Environment steps per second of a run, its updates in step with them."""
     topology, agent = cell.split(":")
     flags = [*env, "--topology", topology, "--agent", agent, "--envs-per-actor", "16", "--hidden", "64", "64"]
     flags += ["--minutes", str(seconds / 60.0), "--eval-period-seconds", "1000000", "--eval-episodes", "1"]
     if AGENTS[agent].item != "unroll":
         flags += ["--updates-per-step", "0.1", "--min-size", "1000"]
-    with patch.dict(os.environ, {"PYTHONPATH": str(source)} if source else {}):
-        runs.train("", name, flags, seconds + 120.0)
+    runs.train("", name, flags, seconds + 120.0, python)
     return runs.rates(runs.RUNS / name, 3.0).env_steps_per_second
 
 
@@ -40,7 +37,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=CELLS, metavar="TOPOLOGY:AGENT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
-    parser.add_argument("--before", type=Path, help="src/ of an older checkout, to compare runs without masks with")
+    parser.add_argument("--before", help="Python with an older apexrl, to compare runs without masks with")
     options = parser.parse_args()
     rows, raw = [], dict[str, Any]()
     for cell in options.cells:
@@ -50,8 +47,8 @@ def main() -> None:
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 told = ["--env-kwargs", "told", KINDS[kind]] if kind in KINDS else []
                 env = ["--env", "CartPole-v1" if options.before else "apexrl.envs.toy:Doors-v0", *told]
-                source = options.before if kind == "before" else None
-                found.setdefault(kind, []).append(rate(cell, env, options.seconds, f"masks-cost-{kind}", source))
+                python = options.before if kind == "before" else sys.executable
+                found.setdefault(kind, []).append(rate(cell, env, options.seconds, f"masks-cost-{kind}", python))
         first, second = found
         ratios = [later / before for before, later in zip(found[first], found[second], strict=True)]
         rows.append([f"`{cell}`", *(report.spread(values) for values in found.values()), f"{median(ratios):.3f}"])

@@ -21,7 +21,7 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import SpecError
 from apexrl.evaluation.loaded_agent import LoadedAgent
-from apexrl.spec import ACTION_MASK, ActionSpec, EnvSpec, Field
+from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, Field
 
 DISCRETE = [name for name, info in AGENTS.items() if not info.needs.startswith(BOX)]
 ROWS, STEPS = 6, 4
@@ -234,6 +234,27 @@ def test_masks_of_several_choices_are_those_of_their_combinations(choices: tuple
     assert combined[np.arange(ROWS), 0, drawn][explore].all()
     assert (drawn[~explore] == n - 1).all()
     assert found.explored(taken, explore & False, rng, {}) is taken
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("choices", [(4,), (2, 3)])
+def test_masks_of_arrays_are_those_of_tensors(choices: tuple[int, ...], stacked: bool) -> None:
+    rng = np.random.default_rng(3)
+    frames = (2,) if stacked else ()
+    observation = {
+        OBSERVATION: rng.random((6, *frames, 3), np.float32),
+        ACTION_MASK: rng.random((6, *frames, sum(choices))) < 0.5,
+    }
+    for combined in (False, True):
+        masks = MaskedActions(choices, stacked, combined)
+        outputs = rng.random((6, int(np.prod(choices)) if combined else sum(choices)), np.float32)
+        acted = masks.acted(outputs, observation)
+        assert acted.dtype == np.float32
+        np.testing.assert_array_equal(acted, masks.values(torch.from_numpy(outputs), observation).numpy())
+        assert (acted == np.float32(LEAST)).any()
+        assert list(masks.networks_see(observation)) == [OBSERVATION]
+    assert EveryAction(4).acted(outputs, observation) is outputs
+    assert EveryAction(4).networks_see(observation) is observation
 
 
 def test_random_possible_actions_are_uniform() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.agents import agent_class, matrix_products
 from apexrl.agents.matrix_products import LEAST_WORK, choose_products
-from apexrl.config import AgentConfig, Config, LearnerConfig
+from apexrl.config import AgentConfig, Config
 from apexrl.protocols import Item
 from apexrl.roles import learner as learner_module
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -34,7 +34,7 @@ def _precision() -> Iterator[None]:
 @pytest.fixture
 def able(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that oneDNN would be quicker on."""
-    monkeypatch.setattr(matrix_products, "_able", lambda: True)
+    monkeypatch.setattr(matrix_products, "able", lambda: True)
 
 
 def layers(*shapes: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
@@ -61,13 +61,13 @@ def test_products_stay_float32(able: None, shape: tuple[int, int, int]) -> None:
 
 
 def test_products_of_fewer_digits_are_not_taken(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: False)
+    monkeypatch.setattr(matrix_products, "exact", lambda product: False)
     assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_small_products_are_as_they_were(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_keeps_float32", lambda: True)
+    monkeypatch.setattr(matrix_products, "exact", lambda product: True)
     small, large = (64, 64), (LEAST_WORK // ROWS // 64, 64)
     assert choose_products(layers((64,), small, large), ROWS)
     assert torch.get_float32_matmul_precision() == "medium"
@@ -78,7 +78,7 @@ def test_small_products_are_as_they_were(able: None, monkeypatch: pytest.MonkeyP
 
 
 def test_other_processors_keep_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_products, "_able", lambda: False)
+    monkeypatch.setattr(matrix_products, "able", lambda: False)
     torch.set_float32_matmul_precision("high")
     assert not choose_products(layers((512, 512)), ROWS)
     assert torch.get_float32_matmul_precision() == "high"
@@ -119,15 +119,15 @@ def test_gradients_are_the_same_to_rounding(able: None, name: str, seed: int) ->
         (Item("unroll", 20, 20), 4, 160),
     ],
 )
-def test_the_learner_says_how_many_rows_there_are(
+def test_learners_say_how_many_rows_there_are(
     monkeypatch: pytest.MonkeyPatch, item: Item, minibatches: int, rows: int
 ) -> None:
     asked: list[tuple[dict[str, Any], int]] = []
     monkeypatch.setattr(matrix_products, "choose_products", lambda *given: asked.append(given))
     weights = layers((4, 4))
     agent: Any = SimpleNamespace(weights=lambda: weights, item=item)
-    settings = Config(agent=AgentConfig(minibatches=minibatches), learner=LearnerConfig(batch_size=32))
-    learner_module.quicken_products(agent, settings, "cuda:0")
+    settings = Config(agent=AgentConfig(minibatches=minibatches))
+    learner_module.quicken_products(agent, settings, "cuda:0", 32)
     assert not asked
-    learner_module.quicken_products(agent, settings, "cpu")
+    learner_module.quicken_products(agent, settings, "cpu", 32)
     assert asked == [(weights, rows)]

@@ -13,6 +13,7 @@ from apexrl.errors import SpecError
 from apexrl.losses import (
     critics_loss,
     policy_loss,
+    probabilities,
     soft_categorical_target,
     soft_target,
     soft_value,
@@ -188,3 +189,10 @@ def test_the_softmax_of_values_maximises_the_soft_value() -> None:
 def test_other_shapes_are_refused(call: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         call()
+
+
+def test_probabilities_are_exact_where_actions_are_masked() -> None:
+    log_probs = torch.log_softmax(torch.tensor([[0.3, -2.0, -1e30, 5.0, -60.0]]), dim=1)
+    torch.testing.assert_close(probabilities(log_probs), log_probs.exp(), rtol=1e-5, atol=0.0)
+    assert float(probabilities(log_probs)[0, 2]) == 0.0
+    assert float((probabilities(log_probs) * log_probs)[0, 2]) == 0.0

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from apexrl import _native
-from apexrl.networks.distributions import LOG_STD_MAX, LOG_STD_MIN, Categorical, Distribution, Gaussian
+from apexrl.networks.distributions import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    LONG,
+    Categorical,
+    Distribution,
+    Gaussian,
+    log_softmax,
+    softmax,
+)
 
 RNG = np.random.default_rng
 KINDS: dict[str, Distribution] = {
@@ -186,3 +195,22 @@ def test_the_mode_is_the_likeliest(kind: str) -> None:
         drawn, log_prob = policy.sample(outputs, RNG(seed))
         assert (drawn.shape, drawn.dtype) == (mode.shape, mode.dtype)
         assert (best.numpy() >= log_prob - 1e-5).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, LONG - 1, LONG, 40])
+def test_softmaxes_by_columns_are_those_by_rows(n: int) -> None:
+    logits = 3.0 * torch.randn(7, n, generator=torch.Generator().manual_seed(n))
+    logits[:, 1:] = torch.where(torch.arange(1, n) % 3 == 0, -1e30, logits[:, 1:])  # as of masked actions
+    weights = torch.randn(7, n, generator=torch.Generator().manual_seed(n + 1))
+    weights[logits < -1e29] = 0.0
+
+    def found(function: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x = logits.clone().requires_grad_()
+        y = function(x)
+        (y * weights).sum().backward()
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    for ours, pytorchs in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
+        torch.testing.assert_close(found(ours), found(lambda x, of=pytorchs: of(x, dim=1)))
+    assert (softmax(logits)[logits < -1e29] == 0).all()

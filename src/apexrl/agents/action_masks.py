@@ -12,12 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.protocols import Arrays
 from apexrl.spec import ACTION_MASK, EnvSpec
 
 LEAST = -1e30
 """The value or logit of an action that is not possible: no other is less, its softmax is exactly 0, and 0 times it is
 0, which of −∞ would be NaN (Huang & Ontañón 2022, arXiv 2006.14171)."""
 
+_LEAST = np.float32(LEAST)
+
+Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Observation = Mapping[str, Any]
 """Name -> array or tensor [B, (stack,) *shape]."""
@@ -28,6 +32,14 @@ class Masks(Protocol):
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         """Outputs float [B, n], those of actions that are not possible replaced by ``LEAST``."""
+        ...
+
+    def acted(self, outputs: Floats, observation: Arrays) -> Floats:
+        """As ``values``, of arrays."""
+        ...
+
+    def networks_see(self, observation: Arrays) -> Arrays:
+        """What an observation holds beside its mask, which no network reads."""
         ...
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
@@ -58,6 +70,12 @@ class EveryAction:
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         return outputs
+
+    def acted(self, outputs: Floats, observation: Arrays) -> Floats:
+        return outputs
+
+    def networks_see(self, observation: Arrays) -> Arrays:
+        return observation
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
         return float(outputs.mean())
@@ -90,6 +108,12 @@ class MaskedActions:
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         return torch.where(self._possible(observation).to(outputs.device), outputs, LEAST)
+
+    def acted(self, outputs: Floats, observation: Arrays) -> Floats:
+        return np.where(self._read(observation[ACTION_MASK]), outputs, _LEAST)
+
+    def networks_see(self, observation: Arrays) -> Arrays:
+        return {name: array for name, array in observation.items() if name != ACTION_MASK}
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
         return float(outputs[self._possible(observation).to(outputs.device)].mean())
@@ -143,6 +167,4 @@ def action_masks(spec: EnvSpec, combined: bool = False) -> Masks:
 
 def random_possible(possible: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
     """One uniformly random number of the columns that are true in each row of [B, n]; 0 where none is."""
-    wanted = (rng.random(len(possible)) * possible.sum(axis=1)).astype(np.int64)  # the how many-th of them
-    chosen: NDArray[np.int64] = (possible.cumsum(axis=1) > wanted[:, np.newaxis]).argmax(axis=1)
-    return chosen
+    return np.where(possible, rng.random(possible.shape), -1.0).argmax(axis=1)

@@ -180,13 +180,13 @@ class ActorCritic:
         noise: State = {LEVELS: given[LEVELS]} if LEVELS in given and not greedy else None
         with torch.no_grad():
             before = on_device({name: given[name] for name in self._memory_shapes}, self._device)
-            seen = self._normalizer.observation(on_device(observations, self._device))
+            shown = on_device(self._masks.networks_see(observations), self._device)
+            seen = self._normalizer.observation(shown)
             outputs, after = self._network.network.act(seen, self._state(before))
-            outputs = self._masks.values(outputs.cpu(), observations)
-            said = as_array(outputs)
+            said = self._masks.acted(as_array(outputs), observations)
             if greedy:
                 drawn = self._policy.mode(said)
-                log_prob = as_array(self._policy.score(outputs, torch.from_numpy(drawn)).log_prob)
+                log_prob = as_array(self._policy.score(torch.from_numpy(said), torch.from_numpy(drawn)).log_prob)
             else:
                 numbers, noise = self.policy_noise.numbers(rows, noise, self._rng)
                 drawn, log_prob = self._policy.drawn(said, numbers)

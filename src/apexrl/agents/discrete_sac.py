@@ -29,10 +29,10 @@ from apexrl.agents.transition_batch import (
     side_by_side,
 )
 from apexrl.config import AgentConfig
-from apexrl.losses import critics_loss, soft_value
+from apexrl.losses import critics_loss, probabilities, soft_value
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Policy
-from apexrl.networks.distributions import Categorical
+from apexrl.networks.distributions import Categorical, log_softmax
 from apexrl.networks.recall import Present
 from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
@@ -103,12 +103,12 @@ class DiscreteSAC:
         value of it matters.
         """
         with torch.no_grad():
-            scaled = self._normalizer.observation(on_device(observations, self._device))
-            seen = self._memory.now(scaled, state)
-            outputs = self._policy.network(seen).cpu()
+            shown = on_device(self._choices.masks.networks_see(observations), self._device)
+            seen = self._memory.now(self._normalizer.observation(shown), state)
+            logits = as_array(self._policy.network(seen))
             if not greedy:
-                outputs = torch.where(torch.from_numpy(np.isinf(exploration))[:, None], 0.0, outputs)
-            logits = as_array(self._choices.masks.values(outputs, observations))
+                logits = np.where(np.isinf(exploration)[:, None], np.float32(0.0), logits)
+            logits = self._choices.masks.acted(logits, observations)
         if greedy:
             index = self._softmax.mode(logits)
         else:
@@ -139,7 +139,7 @@ class DiscreteSAC:
         batch = self._normalizer.transitions(self._memory.fresh(items))
         both = side_by_side(batch.observation, batch.next_observation)
         q, next_q = self._critics.network(both).tensor_split(2, dim=1)
-        log_probs = torch.log_softmax(self._logits(batch.next_observation), dim=1)
+        log_probs = log_softmax(self._logits(batch.next_observation))
         value = soft_value(next_q, log_probs, self._temperature.value)
         delta = torch.addcmul(batch.reward, batch.discount, value) - self._taken(q, batch.action)
         errors = delta.abs().mean(dim=0)
@@ -156,7 +156,7 @@ class DiscreteSAC:
             values: Q_k(s, ·) [2, B, n], differentiable.
         """
         with torch.no_grad():
-            log_probs = torch.log_softmax(self._logits(batch.next_observation), dim=1)  # [B, n]
+            log_probs = log_softmax(self._logits(batch.next_observation))  # [B, n]
             next_value = soft_value(self._critics.target(batch.next_observation), log_probs, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, next_value)  # [B]
         q = self._taken(values, batch.action)  # [2, B]
@@ -170,9 +170,10 @@ class DiscreteSAC:
         Args:
             values: Q_k(s, ·) [2, B, n], constant.
         """
-        log_probs = torch.log_softmax(self._logits(batch.observation), dim=1)  # [B, n]
+        log_probs = log_softmax(self._logits(batch.observation))  # [B, n]
         loss = -soft_value(values, log_probs, self._temperature.value).mean()
-        expected = (log_probs.exp() * log_probs).sum(dim=1)
+        known = log_probs.detach()
+        expected = (probabilities(known) * known).sum(dim=1)
         return PolicyLoss(loss, self._choices.masks.steered(expected, batch.observation, self._target_entropy))
 
     def gradients(self, batch: Transitions) -> Gradients:

@@ -117,9 +117,10 @@ class DQN:
         """
         few = self._few
         draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few, shared=False)
-        seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), state)
+        shown = on_device(self._choices.masks.networks_see(observations), self._device)
+        seen = self._memory.now(self._normalizer.observation(shown), state)
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
-        q = self._choices.masks.values(self._returns.means(answers), observations)  # [B, n]
+        q = torch.from_numpy(self._choices.masks.acted(as_array(self._returns.means(answers)), observations))  # [B, n]
         actions = q.numpy().argmax(axis=1)
         if not greedy:
             actions = self._choices.epsilon_greedy(actions, exploration, self._rng, observations)

@@ -7,7 +7,7 @@ does not round them. Small products are quicker with MKL: each of oneDNN's costs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -26,19 +26,19 @@ def choose_products(weights: Mapping[str, Array], rows: int) -> bool:
     Returns:
         Whether products are oneDNN's from now on.
     """
-    if not _able():
+    if not able():
         return False
     layers = [array.shape[-2] * array.shape[-1] for array in weights.values() if array.ndim > 1]  # one of an ensemble's
     chosen = rows * max(layers, default=0) >= LEAST_WORK
     torch.set_float32_matmul_precision("medium" if chosen else "highest")
-    if chosen and not _keeps_float32():
+    if chosen and not exact(torch.mm):
         torch.set_float32_matmul_precision("highest")
         return False
     return chosen
 
 
 @cache
-def _able() -> bool:
+def able() -> bool:
     """Whether Linux says that the processor is AMD's, with AVX-512."""
     try:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -47,7 +47,7 @@ def _able() -> bool:
     return "AuthenticAMD" in told and "avx512f" in told
 
 
-def _keeps_float32() -> bool:
-    """Whether a product by the identity has the digits that bfloat16 would drop."""
+def exact(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> bool:
+    """Whether ``product`` of two matrices, one of them the identity, has the digits that bfloat16 would drop."""
     numbers = torch.full((256, 256), 1.0 + 2.0**-20)
-    return torch.equal(numbers @ torch.eye(256), numbers)
+    return torch.equal(product(numbers, torch.eye(256)), numbers)

@@ -15,6 +15,7 @@ from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
 from apexrl.agents.transition_batch import Transitions, as_array
 from apexrl.config import AgentConfig
+from apexrl.losses import probabilities
 
 
 class CriticLoss(NamedTuple):
@@ -103,4 +104,4 @@ def apply(agent: SoftAgent, groups: Mapping[str, Tensor]) -> None:
 
 def _entropy(log_probs: Tensor) -> Tensor:
     """Mean over the batch, a scalar in nats, from log π [B] of drawn actions or [B, n] of all."""
-    return -(log_probs if log_probs.ndim == 1 else (log_probs.exp() * log_probs).sum(dim=1)).mean()
+    return -(log_probs if log_probs.ndim == 1 else (probabilities(log_probs) * log_probs).sum(dim=1)).mean()

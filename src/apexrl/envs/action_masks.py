@@ -241,6 +241,8 @@ class MaskedVectorEnv(VectorEnv):
 
     def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
         some = self.spec.action.possible_in(masks)
+        if some.all():
+            return
         if stepped is None:
             some |= self._absent
         else:

@@ -232,6 +232,7 @@ class Doors(gym.Env[Any, Any]):
         self._doors, self._opened, self._rows, self._told, self._strict = doors, opened, rows, told, strict
         self._round = self._invalid = 0
         self._open = np.zeros((rows, doors), np.bool_)
+        self._told_mask = np.zeros(rows * doors, np.int8)
         self._signs = np.ones(rows, np.float32)
         if told == "method":
             self.action_masks = self._mask
@@ -260,6 +261,7 @@ class Doors(gym.Env[Any, Any]):
     def _show(self) -> Any:
         order = self.np_random.random((self._rows, self._doors)).argsort(axis=1)
         self._open = order < self._opened
+        self._told_mask = self._open.reshape(-1).astype(np.int8)  # told or not: its time is not what masks cost
         self._signs = np.where(self.np_random.random(self._rows) < 0.5, -1.0, 1.0).astype(np.float32)
         return {"signs": self._signs, "action_mask": self._mask()} if self._told == "key" else self._signs
 
@@ -267,7 +269,7 @@ class Doors(gym.Env[Any, Any]):
         return {"action_mask": self._mask()} if self._told == "info" else {}
 
     def _mask(self) -> NDArray[np.int8]:
-        return self._open.reshape(-1).astype(np.int8)
+        return self._told_mask
 
 
 gym.register("Catch-v0", entry_point="apexrl.envs.toy:Catch")

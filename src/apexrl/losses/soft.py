@@ -13,7 +13,7 @@ from torch import Tensor
 
 from apexrl.losses.distributional import categorical_projection
 from apexrl.losses.shapes import check
-from apexrl.losses.values import huber_loss
+from apexrl.losses.values import huber_loss, probabilities
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor) -> Tensor:
@@ -137,4 +137,4 @@ def soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:
     """
     check("q", q, (None, None, None))
     check("log_probs", log_probs, tuple(q.shape[1:]))
-    return (log_probs.exp() * (q.amin(dim=0) - temperature.detach() * log_probs)).sum(dim=1)
+    return (probabilities(log_probs) * (q.amin(dim=0) - temperature.detach() * log_probs)).sum(dim=1)

@@ -6,6 +6,8 @@ and γ^m still after a truncation. B is the batch, n the number of actions.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -108,11 +110,16 @@ def munchausen_value(values: Tensor, q: Tensor, temperature: float = 0.03) -> Te
     check("values", values, (None, None) if values.ndim == 2 else (None, None, None))
     check("q", q, tuple(values.shape[:2]))
     log_policy = torch.log_softmax(q.detach() / temperature, dim=1)
-    policy = log_policy.exp()
+    policy = probabilities(log_policy)
     entropy = -temperature * (policy * log_policy).sum(dim=1)
     if values.ndim == 2:
         return (policy * values.detach()).sum(dim=1) + entropy
     return torch.einsum("bn,bnk->bk", policy, values.detach()) + entropy[:, None]
+
+
+def probabilities(log_probs: Tensor) -> Tensor:
+    """π of log π, to the base of 2: MKL's exp takes eight times as long where it underflows, as of masked actions."""
+    return torch.exp2(log_probs * math.log2(math.e))
 
 
 def td_error(q: Tensor, action: Tensor, target: Tensor) -> Tensor:

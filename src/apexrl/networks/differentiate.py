@@ -169,7 +169,7 @@ class ByHand:
             self._last = self._folded()
         values = [x]
         for layer in self._layers[:-1]:
-            x = torch.relu_(torch.addmm(layer.bias, x, layer.weight.t()))
+            x = torch.relu_(layer(x))
             values.append(x)
         weight, bias = self._last
         values.append(torch.addmm(bias, x, weight.t()))
@@ -190,6 +190,9 @@ class Layer:
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
         self.weight, self.bias = linear.weight.detach(), linear.bias.detach()  # the same memory
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear.forward(x)
 
     @property
     def weight_gradient(self) -> Tensor:

@@ -22,8 +22,25 @@ from apexrl.spec import Array
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+LONG = 16
+"""Alternatives with which PyTorch's softmax of rows is quick on a CPU, as it takes so many numbers at once: with 10 it
+takes 20 times as long as that of columns."""
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # ours: beyond them a density says more of rounding than of the policy
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Of rows [B, n]."""
+    return torch.softmax(logits, 1) if _long(logits) else torch.softmax(logits.t().contiguous(), 0).t()
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Of rows [B, n]."""
+    return torch.log_softmax(logits, 1) if _long(logits) else torch.log_softmax(logits.t().contiguous(), 0).t()
+
+
+def _long(logits: Tensor) -> bool:
+    return logits.shape[1] >= LONG or logits.device.type != "cpu"
 
 
 class Sample(NamedTuple):
@@ -109,9 +126,9 @@ class Categorical:
         chosen = action.view(len(outputs), len(self._nvec))
         log_prob, entropy = [], []
         for number, place in enumerate(self._places):
-            log_p = torch.log_softmax(outputs[:, place], dim=1)
+            log_p = log_softmax(outputs[:, place])
             log_prob.append(log_p.gather(1, chosen[:, number : number + 1]).squeeze(1))
-            entropy.append(-(log_p.exp() * log_p).sum(dim=1))
+            entropy.append(-(softmax(outputs[:, place]) * log_p).sum(dim=1))
         if len(self._nvec) == 1:
             return Score(log_prob[0], entropy[0])
         return Score(torch.stack(log_prob).sum(dim=0), torch.stack(entropy).sum(dim=0))

@@ -118,19 +118,32 @@ class PolicyValue(nn.Module):
         if self.recurrent is None:
             flat = _flat(observation)
             x = self._feed_forward(self._seen(flat))  # [B·T, features]
-            outputs, value = self._outputs(x), self.value(x if self.value_trunk is None else self.value_trunk(flat))
+            outputs, value = self._heads(x, None if self.value_trunk is None else self.value_trunk(flat))
             return outputs.view(rows, steps, -1).transpose(0, 1), value.view(rows, steps).t()
         assert state is not None
         assert first is not None
         x = self.recurrent.outputs(self._seen(observation), state, first, resets).flatten(0, 1)  # [T·B, units]
-        outputs = self._outputs(x).view(steps, rows, -1)
         if self.value_trunk is None:
-            return outputs, self.value(x).view(steps, rows)
+            outputs, value = self._heads(x)
+            return outputs.view(steps, rows, -1), value.view(steps, rows)
+        outputs = self._outputs(x).view(steps, rows, -1)
         return outputs, self.value(self.value_trunk(_flat(observation))).view(rows, steps).t()
 
+    def _heads(self, x: Tensor, value_x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The policy's outputs, and V [N, 1], of features; in one product, and so in one pass back, where both have the
+        same."""
+        if value_x is not None:
+            return self._outputs(x), self.value(value_x)
+        heads = self.policy, self.value
+        weight, bias = (torch.cat([getattr(head, name) for head in heads]) for name in ("weight", "bias"))
+        outputs, value = nn.functional.linear(x, weight, bias).split((self.policy.out_features, 1), dim=1)
+        return self._with_free(outputs), value
+
     def _outputs(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.policy(x)
-        return outputs if self.free is None else torch.cat((outputs, self.free.expand(x.shape[0], -1)), dim=1)
+        return self._with_free(self.policy(x))
+
+    def _with_free(self, outputs: Tensor) -> Tensor:
+        return outputs if self.free is None else torch.cat((outputs, self.free.expand(len(outputs), -1)), dim=1)
 
 
 def _flat(observation: Observation) -> dict[str, Tensor]:

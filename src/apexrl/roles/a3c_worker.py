@@ -16,6 +16,7 @@ from apexrl.roles import checkpointing
 from apexrl.roles.actor import step_fields
 from apexrl.roles.env_player import EnvPlayer
 from apexrl.roles.hogwild import HogwildParameters
+from apexrl.roles.learner import quicken_products
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
@@ -72,6 +73,7 @@ class A3CWorker:
 
         self._context = context
         self._agent = agent = instance()
+        quicken_products(agent, config, "cpu", config.actor.envs_per_actor)
         self._parameters: HogwildParameters | ParameterClient
         if isinstance(parameters, SharedParameters):
             shares, anneal = config.wiring.shared_statistics, Anneal(context, config)

@@ -72,6 +72,7 @@ class Actor:
         most_waiting: int = 0,
     ) -> None:
         from apexrl.agents import agent_class
+        from apexrl.agents.acting_products import quicken_acting
 
         envs = config.actor.envs_per_actor
         seeds = np.random.SeedSequence(context.seed).generate_state(2)
@@ -80,7 +81,9 @@ class Actor:
         self._random_start = config.actor.random_start
 
         def make_agent(device: str) -> Agent:
-            return cast("Agent", agent_class(config.agent.agent)(spec, config.agent, device, int(seeds[0])))
+            agent = cast("Agent", agent_class(config.agent.agent)(spec, config.agent, device, int(seeds[0])))
+            quicken_acting(agent, device)
+            return agent
 
         self._player = EnvPlayer(context, config, spec, make_agent, int(seeds[1]), partial=True)
         self._agent = self._player.agent

@@ -68,7 +68,7 @@ class GradientLearner:
         self._context = context
         self._name = config.agent.agent
         self._agent, device = agent_on_device(config, spec, context.index, context.seed)
-        quicken_products(self._agent, config, device)
+        quicken_products(self._agent, config, device, settings.batch_size)
         self._item: Item = getattr(self._agent, "item", Item())
         self._parameters = parameters
         self._client = ParameterClient(self._agent, parameters, gradients, context.index)

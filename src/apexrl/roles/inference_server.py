@@ -40,8 +40,12 @@ class InferenceServer:
         weights: WeightsReader,
         most_waiting: int = 0,
     ) -> None:
+        from apexrl.agents.acting_products import quicken_acting
+
         self._context = context
-        self._agent: Agent = agent_on_device(config, spec, 1 + context.index, context.seed)[0]  # behind the learner
+        self._agent: Agent
+        self._agent, device = agent_on_device(config, spec, 1 + context.index, context.seed)  # behind the learner
+        quicken_acting(self._agent, device)
         self._weights = NewestWeights(context, self._agent, weights)
         self._random_start = config.actor.random_start
         priorities = wanted_priorities(config, self._agent)

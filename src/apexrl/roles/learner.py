@@ -79,7 +79,7 @@ class Learner:
         self._weights = weights
         self._agent: Agent = agent
         self._item: Item = getattr(self._agent, "item", Item())
-        quicken_products(self._agent, config, device)
+        quicken_products(self._agent, config, device, settings.batch_size)
         self._folder = RunFolder(context.folder)
         self._leads = not elsewhere and (averaging is None or context.index == 0)
         self._publishes = self._leads or elsewhere
@@ -278,14 +278,14 @@ def pinned(shape: tuple[int, ...], dtype: str) -> Array:
     return cast("Array", torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True).numpy())
 
 
-def quicken_products(agent: Agent, config: Config, device: str) -> None:
-    """Let the quicker library multiply an agent's matrices, where it learns on the CPU."""
+def quicken_products(agent: Agent, config: Config, device: str, items: int) -> None:
+    """Let the quicker library multiply an agent's matrices, where it learns on the CPU, from ``items`` at once."""
     if device == "cpu":
         from apexrl.agents.matrix_products import choose_products
 
         item: Item = getattr(agent, "item", Item())
         steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
-        choose_products(agent.weights(), config.learner.batch_size * steps)
+        choose_products(agent.weights(), items * steps)
 
 
 def agent_on_device(config: Config, spec: EnvSpec, place: int, seed: int) -> tuple[Any, str]:

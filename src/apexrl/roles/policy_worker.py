@@ -39,9 +39,13 @@ class PolicyWorker:
     def __init__(
         self, context: Context, *, config: Config, spec: EnvSpec, inference: InferenceLink, weights: WeightsReader
     ) -> None:
+        from apexrl.agents.acting_products import quicken_acting
+
         slots, envs = config.actor.actor_slots or config.actor.actors, inference.envs_per_worker
         self._context = context
-        self._agent: Agent = agent_on_device(config, spec, 1 + context.index, context.seed)[0]  # behind the learner
+        self._agent: Agent
+        self._agent, device = agent_on_device(config, spec, 1 + context.index, context.seed)  # behind the learner
+        quicken_acting(self._agent, device)
         self._weights = NewestWeights(context, self._agent, weights)
         self._name = config.agent.agent
         self._check = ActionCheck(self._name, spec.action)

@@ -13,7 +13,7 @@ from apexrl.protocols import Context, Item, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import Ready
-from apexrl.roles.learner import nonfinite_message, torch_device
+from apexrl.roles.learner import nonfinite_message, quicken_products, torch_device
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.schedules import Anneal
 from apexrl.spec import EnvSpec
@@ -48,6 +48,7 @@ class SharedModel:
         self._spec = spec
         self._weights = weights
         self._agent: Any = self._make(spec, config.agent, self.device, context.seed)
+        quicken_products(self._agent, config, self.device, config.wiring.training_min_batch)
         self.item: Item = getattr(self._agent, "item", Item())
         parts = config.agent.epochs * config.agent.minibatches
         self._splits = parts == 1 and all(hasattr(self._agent, name) for name in ("gradients", "apply"))
