@@ -85,6 +85,7 @@ def test_an_actor_hosts_side_has_its_leased_slots_and_an_uplink() -> None:
     assert actor.ports["replay"] is uplink.ports["replay"]
     assert actor.ports["weights"] is uplink.ports["weights"]
     assert uplink.ports["member"] == "m"
+    assert nodes(program)["actor"].nice > actor.nice == 0, "no learner is there to go first"
     options = actor.ports["replay"].options
     assert (options["sampler"], options["writers"], options["streams"]) == ("fifo", 2, 6)
     assert (options["min_size"], options["samples_per_insert"]) == (0, 0.0)
@@ -144,6 +145,7 @@ def test_every_program_of_which_experience_and_weights_cross_is_cut(
 def test_a_hosts_policy_workers_are_its_share_and_serve_its_own_slots() -> None:
     config = override(settings(actors=6), {"policy_workers": 3})
     side = actor_side(program_of("sample_factory", with_actors(config, 3)), [(4, 1), (5, 1), (9, 2)], {})
+    assert nodes(side)["rollout_worker"].nice > nodes(side)["policy_worker"].nice == 0
     found = nodes(side)
     assert {name: node.indices for name, node in found.items() if node.moves} == {
         "policy_worker": (4, 5),

@@ -41,7 +41,7 @@ from apexrl.links.redis.checked_values import PROTOCOLS, GatewayAddress
 from apexrl.links.redis.host_orders import ordered_actors
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
-from apexrl.links.redis.run_record import RunRecord, find_run, says_gateway
+from apexrl.links.redis.run_record import RunRecord, find_run, gateway_news
 from apexrl.links.redis.server import Server
 from apexrl.links.redis.signing import trusted_modules
 from apexrl.links.tcp.host_connection import HostConnection
@@ -169,7 +169,7 @@ def _place(server: Server, record: RunRecord, gateway: GatewayAddress, token: st
             "APEXRL_TOKEN"
         )
     tls = ClientTls(fingerprint=gateway.fingerprint) if gateway.fingerprint else None
-    return Place((gateway.host, gateway.port), secret, tls, partial(says_gateway, server, record))
+    return Place((gateway.host, gateway.port), secret, tls, partial(gateway_news, server, record))
 
 
 def _member(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from apexrl.agents import AGENTS, with_agent
 from apexrl.config import AgentConfig, Config, HostsConfig, StopConfig, convert
@@ -51,6 +51,9 @@ from apexrl.topologies import Probe, Program, topology
 from apexrl.topologies.gateway_cut import envs_side, over_tcp, relay_side
 from apexrl.topologies.validation import validate
 
+if TYPE_CHECKING:
+    from apexrl.links.redis.run_record import GatewayNews
+
 ENVS_PRELOAD: Final = (
     "gymnasium",
     "apexrl.envs",
@@ -74,8 +77,8 @@ class Place(NamedTuple):
     address: tuple[str, int]
     token: str
     tls: ClientTls | None = None
-    still_there: Callable[[], bool] = lambda: True
-    """Whether the run still says so."""
+    news: Callable[[], GatewayNews] = lambda: "here"
+    """What the run says of it now."""
 
 
 class Membership(Protocol):
@@ -186,7 +189,7 @@ class GatewayHost:
         return host, stack.enter_context(closing(self._keeper(host, record, place)))
 
     def _keeper(self, host: HostConnection, record: Record, place: Place) -> LeaseKeeper:
-        return LeaseKeeper(host, record, 60.0 * self._minutes, place.still_there)
+        return LeaseKeeper(host, record, 60.0 * self._minutes, place.news)
 
     def _find(self, host: HostConnection, place: Place, run: str = "") -> Record | None:
         """The run's record; waits for the learner. None: the run says that its gateway is elsewhere."""
@@ -196,7 +199,7 @@ class GatewayHost:
                 record = host.connect(run)
                 break
             except ApexrlError as error:
-                if not place.still_there():
+                if place.news() != "here":
                     return None
                 if not isinstance(error, UnreachableError):
                     raise

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from apexrl.errors import ApexrlError, FrameError, LinkError
 from apexrl.links.backoff import Backoff
@@ -31,6 +31,9 @@ from apexrl.run.episode_metrics import Spreads, told_spreads
 from apexrl.run.observers import IdleObserver
 from apexrl.run.status import RunStatus
 
+if TYPE_CHECKING:
+    from apexrl.links.redis.run_record import GatewayNews
+
 _BEAT_SECONDS: Final = 1.0
 _EPISODES_KEPT: Final = 10 * MOST_EPISODES  # while the learner is away; of more, the newest
 _TEXTS_KEPT: Final = 10 * MOST_TEXTS
@@ -43,7 +46,7 @@ class LeaseKeeper(IdleObserver):
     Args:
         host: let in, with its slots.
         patience_seconds: that the learner may be away.
-        still_there: whether the run still says that its gateway is where ``host`` looks for it.
+        news: what the run says of the gateway that ``host`` looks for, where somebody else can be asked.
     """
 
     ours = True
@@ -53,10 +56,10 @@ class LeaseKeeper(IdleObserver):
         host: HostConnection,
         record: Record,
         patience_seconds: float,
-        still_there: Callable[[], bool] = lambda: True,
+        news: Callable[[], GatewayNews] = lambda: "here",
     ) -> None:
         self.error: Exception | None = None
-        self._still_there = still_there
+        self._gateway_news = news
         self._counts_itself = record.brings != "environments"
         self._host, self._run_id, self._name = host, record.run_id, record.name
         self._wanted = len(host.leases)
@@ -135,8 +138,7 @@ class LeaseKeeper(IdleObserver):
                 pause = backoff.next()
                 self._miss(error)
             except ApexrlError as error:
-                if not self._still_there():
-                    self._reason = "moved"
+                if self._left_behind():
                     continue
                 replaced = isinstance(error, RefusedError) and error.replaced
                 self.error, self._reason = (None, "replaced") if replaced else (error, "error")
@@ -186,12 +188,16 @@ class LeaseKeeper(IdleObserver):
         if self._away_since is None:
             self._away_since = now
             self._news.put((f"the learner of run {self._name} is away: waiting for it ({error})", "warning"))
-        if not self._still_there():
-            self._reason = "moved"
-        elif now - self._away_since > self._patience_seconds:
+        if not self._left_behind() and now - self._away_since > self._patience_seconds:
             minutes = self._patience_seconds / 60
             self.error = LinkError(f"no learner of run {self._name} for {minutes:g} minutes (--patience-minutes)")
             self._reason = "lost learner"
+
+    def _left_behind(self) -> bool:
+        """Whether the run has ended meanwhile, or has its gateway elsewhere; then the reason says so."""
+        reasons: dict[GatewayNews, str] = {"here": "", "elsewhere": "moved", "ended": "finished"}
+        self._reason = reasons[self._gateway_news()]
+        return bool(self._reason)
 
 
 def _report(values: Mapping[str, Any], leases: Mapping[int, int]) -> Report:

@@ -105,7 +105,8 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
     window = int(config.hosts.window_mb * 2**20)
     local = ReplayLink(passing(found.replays[0].options, len(leases), streams, window))
     weights = None if found.weights is None else board(found.weights)
-    nodes = [leased(node, leases) for node in found.moving]
+    first = min(node.nice for node in found.moving)  # no learner is here to give way to
+    nodes = [replace(leased(node, leases), nice=node.nice - first) for node in found.moving]
     for link in found.replays:
         nodes = rewired(nodes, link, local)
     nodes = rewired(nodes, found.weights, weights)

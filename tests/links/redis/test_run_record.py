@@ -4,16 +4,17 @@ import dataclasses
 import threading
 import time
 
+import msgspec
 import pytest
 import redis
 from run_records import a_record, again, seen, take_soon, wait_until
 
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
-from apexrl.links.redis.checked_values import HostDigest, LearnerDigest, encode
+from apexrl.links.redis.checked_values import GatewayAddress, HostDigest, LearnerDigest, encode
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.members import HostLease
 from apexrl.links.redis.run_listing import runs
-from apexrl.links.redis.run_record import LearnerLease, find_run, stop_run
+from apexrl.links.redis.run_record import LearnerLease, find_run, gateway_news, stop_run
 from apexrl.links.redis.server import Server
 
 
@@ -214,6 +215,22 @@ def test_stop(server: Server) -> None:
     again_ = LearnerLease.take(server, record)
     assert not again_.renew(LearnerDigest()).stop
     again_.leave()
+
+
+def test_a_host_that_finds_no_gateway_is_told_whether_the_run_goes_on(server: Server) -> None:
+    known = a_record(gateway=GatewayAddress(host="127.0.0.1", port=7000))
+    assert gateway_news(server, known) == "here", "who has forgotten the run says nothing against it"
+    place = LearnerLease.take(server, known)
+    assert gateway_news(server, known) == "here"
+    elsewhere = msgspec.structs.replace(known, gateway=GatewayAddress(host="127.0.0.1", port=7001))
+    assert gateway_news(server, elsewhere) == "elsewhere"
+    stop_run(server, known.name)
+    assert gateway_news(server, known) == "ended"
+    place.finish({"stopped_by": "stop_at_return"}, timeout=5.0)
+    assert gateway_news(server, known) == "ended"
+    another = LearnerLease.take(server, a_record(), replace=True)
+    assert gateway_news(server, known) == "elsewhere"
+    another.leave()
 
 
 def test_what_is_never_written(server: Server, raw: redis.Redis) -> None:

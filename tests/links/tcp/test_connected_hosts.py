@@ -24,6 +24,7 @@ from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference
 from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 from apexrl.run.env_changes import EnvChange, encoded
+from apexrl.run.status import RunStatus
 from free_ports import free_port
 from numbered_requests import REPLY, REQUEST
 
@@ -125,13 +126,17 @@ class Place:
     def host(self, token: str = TOKEN) -> HostConnection:
         return HostConnection(self.gateway.address, token, "there", 42, connect_seconds=SECONDS)
 
-    def again(self, **changes: Any) -> None:
-        """The gateway dies without a word, and another listens where it did."""
-        port = self.gateway.address[1]
+    def die(self) -> None:
+        """The gateway dies without a word."""
         for peer in list(self.gateway.members._open.values()):
             peer.shutdown()
         until(lambda: self.gateway.counts.hosts == 0)
         self.gateway.close()
+
+    def again(self, **changes: Any) -> None:
+        """It dies, and another listens where it did."""
+        port = self.gateway.address[1]
+        self.die()
         self.gateway = self.open(port, **changes)
 
 
@@ -180,6 +185,19 @@ def test_changed_settings_of_environments_reach_the_roles_of_a_host(place: Place
         keeper.check()
     keeper.close()
     assert board.env_changes == 1
+
+
+@pytest.mark.parametrize(("news", "reason"), [("elsewhere", "moved"), ("ended", "finished")])
+def test_a_host_whose_gateway_is_gone_joins_again_only_if_the_run_goes_on(place: Place, news: Any, reason: str) -> None:
+    host = place.host()
+    host.connect()
+    host.join(1)
+    place.die()
+    keeper = LeaseKeeper(host, RECORD, 60.0, lambda: news)
+    until(lambda: keeper.update(RunStatus()) is not None)
+    assert keeper.update(RunStatus()) == reason
+    keeper.check()
+    keeper.close()
 
 
 def test_counts_and_reports_of_workers_are_heard_once_and_the_newest_report_stands(place: Place) -> None:

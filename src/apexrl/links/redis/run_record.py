@@ -8,7 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,19 @@ from apexrl.links.redis.scripts import CLEAR, END, PRUNE, RENEW_LEARNER, RESTORE
 from apexrl.links.redis.server import Server
 from apexrl.run.ownership import lease_clock
 
-__all__ = ["LearnerDigest", "LearnerLease", "Orders", "RunRecord", "find_run", "says_gateway", "stop_run"]
+__all__ = [
+    "GatewayNews",
+    "LearnerDigest",
+    "LearnerLease",
+    "Orders",
+    "RunRecord",
+    "find_run",
+    "gateway_news",
+    "stop_run",
+]
+
+GatewayNews = Literal["here", "elsewhere", "ended"]
+"""What a run says of the gateway where a host looks for it; ``ended``: the run is over, or will be at once."""
 
 FINISHED_DAYS: Final = 7
 """Days that the record of a finished run stays for `apexrl status`."""
@@ -272,23 +284,25 @@ def find_run(
         connection.close()
 
 
-def says_gateway(server: Server, record: RunRecord) -> bool:
-    """Whether the run goes on and still has the gateways of ``record``; also True while the server cannot be asked."""
+def gateway_news(server: Server, record: RunRecord) -> GatewayNews:
+    """Whether the run goes on with the gateways of ``record``; ``here`` also while the server cannot be asked."""
     keys, connection = RunKeys(record.name), Connection(server)
     try:
         data, state = connection.pipeline(
             [("GETRANGE", keys.record, 0, MOST_RECORD_BYTES), ("HMGET", keys.state, "phase", "stop")], refusals=True
         )
     except LinkError:
-        return True
+        return "here"
     finally:
         connection.close()
     now = decode(data, RunRecord)
-    ended = state is not None and (state[0] == b"finished" or state[1] is not None)
     same = now is None or all(
         getattr(now, name) == getattr(record, name) for name in ("run_id", "gateway", "learners_gateway")
     )
-    return not ended and same
+    ended = state is not None and (state[0] == b"finished" or state[1] is not None)
+    if ended and (now is None or now.run_id == record.run_id):
+        return "ended"
+    return "here" if same and not ended else "elsewhere"
 
 
 def stop_run(server: Server, name: str) -> str:
