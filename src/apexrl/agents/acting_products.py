@@ -40,7 +40,7 @@ def quicken_acting(agent: Any, device: str) -> bool:
         if type(layer) is nn.Linear and layer.bias is not None
     ]
     for parameters, layer in layers:
-        layer.forward = ActingProduct(parameters, layer)  # type: ignore[method-assign]
+        layer.forward = ActingProduct(parameters, layer)  # type: ignore[method-assign, assignment]
     return bool(layers)
 
 

@@ -167,4 +167,5 @@ def action_masks(spec: EnvSpec, combined: bool = False) -> Masks:
 
 def random_possible(possible: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
     """One uniformly random number of the columns that are true in each row of [B, n]; 0 where none is."""
-    return np.where(possible, rng.random(possible.shape), -1.0).argmax(axis=1)
+    chosen: NDArray[np.int64] = np.where(possible, rng.random(possible.shape), -1.0).argmax(axis=1)
+    return chosen

@@ -76,7 +76,7 @@ class Leaf:
             raise SpecError(
                 f"{self.name!r} of shape {list(array.shape)}; its observation space says {list(self.field.shape)}"
             )
-        if array.dtype != kept.dtype and kept.dtype.kind in "iu" and (kept[row] != array).any():
+        if kept.dtype.kind in "iu" and array.dtype != kept.dtype and (kept[row] != array).any():
             raise self._not_held(array)
         return 0
 

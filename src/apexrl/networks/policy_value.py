@@ -136,7 +136,7 @@ class PolicyValue(nn.Module):
             return self._outputs(x), self.value(value_x)
         heads = self.policy, self.value
         weight, bias = (torch.cat([getattr(head, name) for head in heads]) for name in ("weight", "bias"))
-        outputs, value = nn.functional.linear(x, weight, bias).split((self.policy.out_features, 1), dim=1)
+        outputs, value = torch.split(nn.functional.linear(x, weight, bias), [self.policy.out_features, 1], dim=1)
         return self._with_free(outputs), value
 
     def _outputs(self, x: Tensor) -> Tensor:
