@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from apexrl.evaluation.scores import Interval, bootstrapped_iqm
 from benchmarks.generality import cells
@@ -180,14 +179,8 @@ def _median_seconds(each: Sequence[Record]) -> str:
 
 
 def _head(records: Sequence[Record]) -> str:
-    machines = sorted({record["machine"] for record in records})
-    versions: dict[str, set[Any]] = {}
-    for record in records:
-        for name, number in record.get("versions", {}).items():
-            versions.setdefault(name, set()).add(number or "–")
-    used = ", ".join(f"{name} {'/'.join(sorted(numbers))}" for name, numbers in versions.items())
     return (
-        f"{'; '.join(machines)}; {used}.\n"
+        f"{report.made_with(records)}.\n"
         "IQM: interquartile mean of normalised scores over tasks and seeds; in brackets the 95 % interval of a "
         "bootstrap stratified by task. Score: 0 is a random agent, 1 the published return; of the weights that did "
         "best in the run's own evaluations, or of the last ones, in 20 greedy episodes on fresh seeds. A run that "

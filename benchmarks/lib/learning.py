@@ -191,11 +191,8 @@ def write(
 
 
 def _head(records: Sequence[Record], lags: bool) -> str:
-    machines = sorted({record["machine"] for record in records})
-    used = {name: sorted({r["versions"].get(name) or "–" for r in records}) for name in VERSIONS}
-    versions = ", ".join(f"{name} {'/'.join(numbers)}" for name, numbers in used.items() if numbers != ["–"])
     return (
-        f"{'; '.join(machines)}; {versions}.\n"
+        f"{report.made_with(records)}.\n"
         "Final return: mean of 20 greedy episodes on seeds never used before, with the weights that did best in the "
         "run's own evaluations. Solved: it reaches the bar within the budget of environment steps; ✗ did not. Steps, "
         f"updates{', lag' if lags else ''} and minutes are medians over seeds (least–greatest); "

@@ -42,6 +42,17 @@ def version(distribution: str) -> str | None:
         return None
 
 
+def made_with(records: Iterable[Mapping[str, Any]]) -> str:
+    """The machines and versions of records, each once."""
+    machines, used = set[str](), dict[str, set[str]]()
+    for record in records:
+        machines.add(record["machine"])
+        for name, number in record.get("versions", {}).items():
+            used.setdefault(name, set()).update({number} - {None})
+    versions = ", ".join(f"{name} {'/'.join(sorted(numbers))}" for name, numbers in used.items() if numbers)
+    return f"{'; '.join(sorted(machines))}; {versions}"
+
+
 def huge_pages() -> str:
     """Whether the kernel gives huge pages: to a process's own arrays, and to shared memory."""
     told = []

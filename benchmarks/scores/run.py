@@ -138,10 +138,7 @@ def draw(rows: Sequence[Row], records: Sequence[Record]) -> Figure:
 def write(records: Sequence[Record], out: Path) -> None:
     """``scores.md`` and ``scores.png``."""
     out.mkdir(parents=True, exist_ok=True)
-    machines = "; ".join(sorted({record["machine"] for record in records}))
-    versions = records[-1]["versions"]
-    told = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
-    text = f"{machines}; {told}.\n\n{as_table(records)}\n"
+    text = f"{report.made_with(records)}.\n\n{as_table(records)}\n"
     rows = [row for row in ROWS if any(record["row"] == row.name and not record["failure"] for record in records)]
     if rows:
         draw(rows, records).savefig(out / "scores.png", dpi=110, facecolor="white")
