@@ -177,8 +177,10 @@ def as_flag(name: str, value: Any) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` or nothing, to end a message with."""
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
-    close.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order are the likeliest mistake
+    small = {one.lower(): one for one in known}
+    close = [small[one] for one in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
+    letters = sorted(name.lower())
+    close.sort(key=lambda other: sorted(other.lower()) != letters)  # in another order they are the likeliest mistake
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
