@@ -202,7 +202,8 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if callable(config.env):
         made = _guard(name, config.env, kwargs)
         if not isinstance(made, gym.Env):
-            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env")
+            several = "; what makes a vector of them takes num_envs" * isinstance(made, gym.vector.VectorEnv)
+            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env{several}")
         return made
     if is_team(config, config.env):
         team = _guard(
