@@ -246,6 +246,13 @@ def test_dict_observations_and_starts() -> None:
             agent.act({"image": image, "inner": {"mode": 12}})
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_no_action_is_known_where_an_observation_is_no_number(bad: float) -> None:
+    agent = LoadedAgent(Echo(), EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2)))  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="observation holds NaN or infinity"):
+        agent.act([0.0, bad])
+
+
 def test_an_agent_that_saw_its_past_says_what_it_needs() -> None:
     spec = EnvSpec(
         {name: Field((2,), "float32") for name in ("observation/obs", LAST_ACTION, LAST_REWARD)}, ActionSpec(n=2)

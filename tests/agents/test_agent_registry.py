@@ -21,6 +21,7 @@ def test_by_name_and_by_path() -> None:
     ("name", "error", "message"),
     [
         ("dqm", ConfigError, "did you mean 'dqn'"),
+        ("PPO", ConfigError, "did you mean 'ppo'"),
         ("something", ConfigError, r"Known: dqn, .*; one of your own is 'package.module:Class'"),
         (":Agent", ConfigError, "is no 'package.module:Class'"),
         ("module:", ConfigError, "is no 'package.module:Class'"),

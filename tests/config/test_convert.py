@@ -5,6 +5,7 @@ import string
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -136,12 +137,21 @@ def test_override_by_flat_names() -> None:
     assert config.env.env is make_env
 
 
+@pytest.mark.parametrize("steps", [300, 3e2, np.int64(300), np.float32(300), np.array(300)])
+def test_numbers_of_other_types_are_taken(steps: Any) -> None:
+    changed = convert.override(Config(), {"env_steps": steps, "learning_rate": np.float32(0.5)})
+    assert (changed.stop.env_steps, changed.agent.learning_rate) == (300, 0.5)
+    assert type(changed.stop.env_steps) is int
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"actorz": 5}, r"unknown setting 'actorz' \(did you mean 'actors'\?\)"),
         ({"actors": "five"}, "actors = 'five' is not of type int"),
         ({"seed": None}, "seed = None is not of type int"),
+        ({"seed": 1.5}, "seed = 1.5 is not of type int"),
+        ({"env": gym.spec("CartPole-v1")}, "is no name and no callable: every worker makes environments of its own"),
         ({"hidden": 64}, "hidden = 64"),
     ],
 )

@@ -80,8 +80,13 @@ def test_an_environment_without_gymnasiums_spaces_is_refused() -> None:
     ("config", "message"),
     [
         (EnvConfig(env="CartPol-v1"), "there is no environment CartPol-v1.*Did you mean: `CartPole`"),
+        (EnvConfig(env=lambda: gym.make_vec("CartPole-v1", 2)), "a CartPoleVectorEnv; .* takes num_envs"),
         (EnvConfig(env="CartPole-v9"), "there is no environment CartPole-v9"),
         (EnvConfig(env="no.such.module:Thing-v0"), "no module 'no'.*'package.module:Id-v0'"),
+        (
+            EnvConfig(env="gymnasium:Wrapper"),
+            r"has a Wrapper: give it an id .* gymnasium.register\('Wrapper-v0', Wrapper\)",
+        ),
         (EnvConfig(env="apexrl.envs.toy:Nothing-v0"), "there is no environment apexrl.envs.toy:Nothing-v0"),
         (
             EnvConfig(env="CartPole-v1", env_kwargs={"colour": "red"}),

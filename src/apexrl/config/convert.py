@@ -18,7 +18,7 @@ from typing import Any
 
 from apexrl.config import AgentConfig, Config
 from apexrl.config.outside import is_outside
-from apexrl.config.settings import Setting, did_you_mean, flag, settings_of, spell_type
+from apexrl.config.settings import Setting, did_you_mean, flag, settings_of
 from apexrl.errors import ConfigError
 
 OWN = frozenset(("agent_settings", "topology_settings"))
@@ -139,7 +139,10 @@ def _value(setting: Setting, item: Any, where: str = "") -> Any:
     if isinstance(item, dict) and set(item) == {"callable"}:
         return LazyCallable(str(item["callable"]), where.removesuffix(": "))
     if not isinstance(item, str) and not callable(item):
-        raise ConfigError(f"{where}env = {item!r} is not of type {spell_type(setting.hint)}")
+        raise ConfigError(
+            f"{where}env = {item!r} is no name and no callable: every worker makes environments of its own, so give "
+            "the id, the class, or a function that makes one, as env=lambda: gymnasium.make('CartPole-v1')"
+        )
     return item
 
 

@@ -114,15 +114,18 @@ class Setting(NamedTuple):
                 raise ConfigError(f"{self.flag} must be {each}{rule}, not {shown}")
 
     def converted(self, value: Any, where: str = "") -> Any:
-        """``value``, of a TOML file or of Python, as the setting's type.
+        """``value``, of a TOML file or of Python, as the setting's type; NumPy's numbers, and 1e6 for a whole one, too.
 
         Raises:
             ConfigError: it is of another type; the message begins with ``where``.
         """
         import msgspec
 
+        given = value.item() if type(value).__module__ == "numpy" and value.shape == () else value
+        if self.hint is int and isinstance(given, float) and given.is_integer():
+            given = int(given)
         try:
-            return msgspec.convert(float(value) if isinstance(value, float) else value, self.hint)  # NumPy's floats too
+            return msgspec.convert(given, self.hint)
         except msgspec.ValidationError:
             message = f"{where}{self.name} = {value!r} is "
             if typing.get_origin(self.hint) is typing.Literal:
@@ -177,8 +180,10 @@ def as_flag(name: str, value: Any) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` or nothing, to end a message with."""
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
-    close.sort(key=lambda other: sorted(other) != sorted(name))  # letters in another order are the likeliest mistake
+    small = {one.lower(): one for one in known}
+    close = [small[one] for one in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
+    letters = sorted(name.lower())
+    close.sort(key=lambda other: sorted(other.lower()) != letters)  # in another order they are the likeliest mistake
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -201,7 +202,8 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if callable(config.env):
         made = _guard(name, config.env, kwargs)
         if not isinstance(made, gym.Env):
-            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env")
+            several = "; what makes a vector of them takes num_envs" * isinstance(made, gym.vector.VectorEnv)
+            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env{several}")
         return made
     if is_team(config, config.env):
         team = _guard(
@@ -219,6 +221,17 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     return made
 
 
+def _unregistered(name: str) -> str:
+    """What to do about an environment that Gymnasium does not know."""
+    module, _, attribute = name.rpartition(":")
+    if callable(getattr(sys.modules.get(module), attribute, None)):
+        return (
+            f"The module {module} has a {attribute}: give it an id there, as with gymnasium.register('{attribute}-v0', "
+            f"{attribute}), and write {name}-v0; or from Python apexrl.train(env={attribute})"
+        )
+    return "For your own write 'package.module:Id-v0', where the module registers the id with gymnasium.register"
+
+
 def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Call ``maker``; every failure becomes an EnvError that says what to do."""
     try:
@@ -233,10 +246,7 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
             f"'package.module:Id-v0' with a module that is installed or in the current folder. {_extra(name)}".rstrip()
         ) from error
     except gym.error.UnregisteredEnv as error:
-        raise EnvError(
-            f"there is no environment {name}: {error} For your own write 'package.module:Id-v0', where the "
-            "module registers the id with gymnasium.register"
-        ) from error
+        raise EnvError(f"there is no environment {name}: {error} {_unregistered(name)}") from error
     except gym.error.DeprecatedEnv as error:
         raise EnvError(f"environment {name} is out of date: {error}") from error
     except Exception as error:

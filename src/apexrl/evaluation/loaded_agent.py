@@ -151,6 +151,8 @@ class LoadedAgent:
                 arrays[name] = stored = value.astype(field.dtype, copy=False)
             if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():
                 raise SpecError(f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own")
+            if stored.dtype.kind == "f" and not np.isfinite(stored).all():
+                raise SpecError(f"{name} holds NaN or infinity, for which no action is known")
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")
