@@ -135,7 +135,7 @@ void bind_chunks(nb::module_& m) {
 
   // -> (status, heads, concatenated bodies)
   m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {
-    static thread_local std::vector<uint8_t> out;
+    static thread_local std::vector<uint8_t, Unfilled<uint8_t>> out;
     ChunkHeads chunks;
     const auto owner = r.replay->owner();
     SampleStatus status = SampleStatus::yielded;

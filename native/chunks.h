@@ -121,20 +121,23 @@ inline ChunkHead describe_chunk(const View& view, uint32_t slot, uint32_t first,
 inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk, uint8_t* out) {
   const Geometry& g = view.geometry();
   const double* staged = view.staged(slot) + chunk.first;
-  const auto item = [&](uint32_t row) {  // of the chunk
-    return row >= g.behind && row - g.behind < chunk.positions && staged[row - g.behind] >= 0.0;
-  };
   uint32_t cell = 0, first_cell = 0;
-  for (uint32_t r = 0; r < chunk.rows; ++r, out += sizeof(StepHead)) {
+  const auto put = [&](uint32_t r, bool starts) {  // row r of the chunk, in which an item starts or none
     const StepHead& row = view.head(slot, chunk.first + r);
-    StepHead head{row.reward, flags_of(row), row.age, cell_of(row)};
-    if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};
-    const bool starts = item(r);
-    if (starts && cell == 0) first_cell = std::min<uint32_t>(head.cell, g.cells - std::min(g.cells, chunk.cells));
+    StepHead head{row.reward, flags_of(row), row.age, 0};
     head.flags = uint8_t(starts ? head.flags | kItem : head.flags & ~kItem);
-    head.cell = uint16_t(starts && g.cells > 0 ? cell++ : 0);
-    std::memcpy(out, &head, sizeof head);
-  }
+    if (starts && g.cells > 0) {
+      if (cell == 0) first_cell = std::min<uint32_t>(cell_of(row), g.cells - std::min(g.cells, chunk.cells));
+      head.cell = uint16_t(cell++);
+    }
+    if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};  // none begins there
+    std::memcpy(out + size_t(r) * sizeof head, &head, sizeof head);
+  };
+  const uint32_t after = g.behind + chunk.positions;
+  for (uint32_t r = 0; r < g.behind; ++r) put(r, false);
+  for (uint32_t r = g.behind; r < after; ++r) put(r, staged[r - g.behind] >= 0.0);
+  for (uint32_t r = after; r < chunk.rows; ++r) put(r, false);
+  out += size_t(chunk.rows) * sizeof(StepHead);
   for (uint32_t p = 0; p < chunk.positions; ++p, out += sizeof(double)) {
     const double value = staged[p] >= 0.0 ? staged[p] : -1.0;
     std::memcpy(out, &value, sizeof value);

@@ -95,8 +95,8 @@ class Owner {
 
   // fifo: chunks for another host, their bodies one after the other in `out`, of `most` bytes in all unless one item
   // needs more. The replay forgets them: the caller keeps them. `allowed`: items that may wait here until the next call.
-  SampleStatus take_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks,
-                           std::vector<uint8_t>& out) {
+  template <typename Bytes>
+  SampleStatus take_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks, Bytes& out) {
     std::lock_guard guard(mutex_);
     Header& h = header();
     chunks.clear();
@@ -328,8 +328,8 @@ class Owner {
     return SampleStatus::ok;
   }
 
-  SampleStatus fill_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks,
-                           std::vector<uint8_t>& out) {
+  template <typename Bytes>
+  SampleStatus fill_chunks(int64_t linger, uint64_t most, uint64_t allowed, std::vector<ChunkHead>& chunks, Bytes& out) {
     Header& h = header();
     book_.drain();
     tried_at_ = h.absorbed.load(std::memory_order_relaxed);
@@ -341,7 +341,8 @@ class Owner {
       return out.data() + out.size() - bytes;
     };
     uint64_t items = 0;
-    while (out.size() < most && chunks.size() < kMostChunks && book_.store.take_chunk(linger, most, chunk, body)) {
+    const int64_t now = now_ns();
+    while (out.size() < most && chunks.size() < kMostChunks && book_.store.take_chunk(now, linger, most, chunk, body)) {
       chunks.push_back(chunk);
       items += chunk.items;
     }

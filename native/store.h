@@ -133,10 +133,10 @@ class Store {
   }
 
   // fifo: the next chunk for another host, of at most `most` bytes where one item does not need more; false: nothing is
-  // ready. A slot that is still being written waits for `linger` ns. Answers by `body` where to write the bytes.
+  // ready. A slot that is still being written waits until `now` for `linger` ns. Answers by `body` where to write the bytes.
   template <typename Body>
-  bool take_chunk(int64_t linger, uint64_t most, ChunkHead& chunk, Body&& body) {
-    const int64_t found = outbox_->ready(now_ns(), linger);
+  bool take_chunk(int64_t now, int64_t linger, uint64_t most, ChunkHead& chunk, Body&& body) {
+    const int64_t found = outbox_->ready(now, linger);
     if (found < 0) return false;
     const uint32_t s = uint32_t(found);
     const Geometry& g = view_.geometry();
@@ -270,22 +270,23 @@ class Store {
     if (count <= mine.visible) return;
     const Geometry& g = view_.geometry();
     const double* staged = view_.staged(s);
-    const bool fifo = g.sampler == Sampler::fifo;
+    double* leaves = view_.leaves(s);
+    const bool fifo = g.sampler == Sampler::fifo, ages = decay_.active();  // stores below cannot change them
     uint32_t items = 0;
     APEXRL_POINT();
     for (uint32_t p = mine.visible; p < count; ++p) {
       const double value = std::min(staged[p], kLargestPriority);
       if (!(value >= 0.0)) {
-        view_.leaves(s)[p] = kNoItem;
+        leaves[p] = kNoItem;
         continue;
       }
-      if (decay_.active()) {
+      if (ages) {
         double& youth = view_.youths(s)[p];
         youth = decay_.youth(number_++, version(s, p));
         decay_.see(youth);
       }
       if (fifo) {
-        view_.leaves(s)[p] = 0.0;
+        leaves[p] = 0.0;
       } else {
         set_priority(size_t(s) * g.leaves + p, value);
       }
@@ -299,7 +300,7 @@ class Store {
     items_ += items;
     view_.meta(s).drained.store(count, std::memory_order_release);
     header().absorbed.fetch_add(items, std::memory_order_relaxed);
-    if (decay_.active() && decay_.must_move()) age_all();
+    if (ages && decay_.must_move()) age_all();
   }
 
   // Adds a slot that its worker has closed to the order of eviction.

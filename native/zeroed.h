@@ -1,4 +1,5 @@
-// A zero-initialised array of trivial values. Pages that are never touched take no memory.
+// Memory of trivial values: an array of zeros whose pages take no memory until they are touched, and an allocator for
+// vectors that leaves new values as they are.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +37,18 @@ class Zeroed {
   size_t count_;
   std::unique_ptr<void, Free> block_;
   T* data_;  // 64-byte aligned
+};
+
+template <typename T>
+struct Unfilled : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Unfilled<U>;
+  };
+  template <typename U>
+  void construct(U* p) {
+    ::new (static_cast<void*>(p)) U;
+  }
 };
 
 }  // namespace apexrl

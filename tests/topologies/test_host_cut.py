@@ -85,7 +85,9 @@ def test_an_actor_hosts_side_has_its_leased_slots_and_an_uplink() -> None:
     assert actor.ports["replay"] is uplink.ports["replay"]
     assert actor.ports["weights"] is uplink.ports["weights"]
     assert uplink.ports["member"] == "m"
-    assert nodes(program)["actor"].nice > actor.nice == 0, "no learner is there to go first"
+    assert actor.nice == 0, "no learner is there to go first"
+    beside = actor_side(program, [(4, 7), (9, 1)], {"member": "m"}, gives_way=True)
+    assert nodes(beside)["actor"].nice == nodes(program)["actor"].nice > 0
     options = actor.ports["replay"].options
     assert (options["sampler"], options["writers"], options["streams"]) == ("fifo", 2, 6)
     assert (options["min_size"], options["samples_per_insert"]) == (0, 0.0)

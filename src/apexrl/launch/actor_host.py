@@ -88,6 +88,7 @@ def join(
     interrupts: Interrupts,
     began: float,
     run_id: str = "",
+    gives_way: bool = False,
 ) -> dict[str, Any]:
     """Wait for the run, work until it is over, and return this host's summary; see ``remote_api.join``.
 
@@ -96,6 +97,7 @@ def join(
 
     Args:
         run_id: work only for the run of that name with this id.
+        gives_way: the learner is on this machine, and has its processors first.
     """
     RunKeys(run)
     server = Server(url)
@@ -141,7 +143,9 @@ def join(
             place, config = _place(server, record, record.learners_gateway, token), with_own_replay(config)
             enter = partial(through_gateway.enter, place=place, run=record.run_id)
         try:
-            summary = _work(server, record, config, learners, enter, observers, tell, interrupts, began, unheeded)
+            summary = _work(
+                server, record, config, learners, enter, observers, tell, interrupts, began, unheeded, gives_way
+            )
         except ExhaustedError as error:
             if not heeds:
                 raise
@@ -271,6 +275,7 @@ def _work(
     interrupts: Interrupts,
     began: float,
     refused: int,
+    gives_way: bool,
 ) -> dict[str, Any]:
     """Work for the run, from the probe to the summary.
 
@@ -324,7 +329,7 @@ def _work(
                 "generation": lease.generation,
                 "protocol": PROTOCOLS.newest_common(record.protocols, f"run {record.name}"),
             }
-            program = actor_side(whole, leases, remote)
+            program = actor_side(whole, leases, remote, gives_way)
 
         def first(ledger: Ledger, board: ControlBoard) -> None:
             for keeper in keepers:

@@ -45,7 +45,6 @@ _TAIL_BYTES: Final = 4000
 _OUTPUT_BYTES: Final = 1 << 20  # that are kept until they are in the log
 _OUTPUT_SECONDS: Final = 5.0
 _BEAT_SECONDS: Final = 1.0
-_NICE: Final = 5  # where processors are short, the learner of this machine goes first; on other hosts there is none
 _LEAST_STALL_SECONDS: Final = 5.0
 
 
@@ -73,6 +72,7 @@ class LocalActorHost(IdleObserver):
             "run": identity.name,
             "run_id": identity.run_id,
             "actors": config.actor.actors,
+            "gives_way": True,
             "out": config.out,
             "log_format": config.log_format,
             "trust": modules(config),  # what this machine's user has named for the learner may be called by its actors
@@ -253,7 +253,6 @@ def main(beats: int) -> None:
     Args:
         beats: descriptor into which it writes a byte every second.
     """
-    os.nice(_NICE)
     os.set_blocking(beats, False)
     threading.Thread(target=_beat, args=(beats,), name="beats", daemon=True).start()
     from apexrl.launch.actor_host import join

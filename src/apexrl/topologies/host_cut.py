@@ -89,13 +89,16 @@ def learner_side(program: Program, remote: Mapping[str, Any], resumed: bool = Fa
     return side
 
 
-def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapping[str, Any]) -> Program:
+def actor_side(
+    program: Program, leases: Sequence[tuple[int, int]], remote: Mapping[str, Any], gives_way: bool = False
+) -> Program:
     """What runs on another host.
 
     Args:
         program: of a configuration ``with_actors`` of this host.
         leases: (slot of the run, generation of its lease) of every actor.
         remote: the uplink's ports that say where the learners are.
+        gives_way: to a learner on the same machine.
 
     Raises:
         ConfigError: not experience and weights cross in this topology, or a setting cannot hold on both sides.
@@ -105,7 +108,7 @@ def actor_side(program: Program, leases: Sequence[tuple[int, int]], remote: Mapp
     window = int(config.hosts.window_mb * 2**20)
     local = ReplayLink(passing(found.replays[0].options, len(leases), streams, window))
     weights = None if found.weights is None else board(found.weights)
-    first = min(node.nice for node in found.moving)  # no learner is here to give way to
+    first = 0 if gives_way else min(node.nice for node in found.moving)
     nodes = [replace(leased(node, leases), nice=node.nice - first) for node in found.moving]
     for link in found.replays:
         nodes = rewired(nodes, link, local)
