@@ -21,7 +21,7 @@ from apexrl.run.folder import RunFolder, make_summary
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import Observer, RunStatus
 from apexrl.spec import LAST_ACTION, LAST_REWARD, ActionSpec, EnvSpec, Field
-from run_folders import new_folder
+from new_folders import new_folder
 
 SMALL = Config(env=EnvConfig(env="CartPole-v1"), agent=AgentConfig(hidden=(8,)), name="run")
 

@@ -121,6 +121,27 @@ def test_updates_in_place_are_seen() -> None:
     torch.testing.assert_close(outputs(quick), outputs(plain), rtol=0, atol=1e-5)
 
 
+def test_a_copied_network_goes_its_own_way() -> None:
+    """As of an own agent that copies its network while it acts; weights in order cannot be copied."""
+    plain, quick = made("dueling_dqn", 1), made("dueling_dqn", 1)
+    quicken_acting(quick, "cpu")
+    for _ in range(2 * WORTH):
+        outputs(quick)
+    seen = {name: torch.from_numpy(values) for name, values in SEEN.items()}
+
+    def following(agent: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = agent.networks["q"].target(seen)
+        return found
+
+    for factor in (1.0, 1.5):
+        for agent in (plain, quick):
+            agent.networks["q"].target_parameters.vector.mul_(factor)
+        for _ in range(2 * WORTH):
+            torch.testing.assert_close(following(quick), following(plain), rtol=0, atol=1e-4)
+    torch.testing.assert_close(outputs(quick), outputs(plain), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("what", ["able", "_has_operators"])
 def test_where_it_cannot_be_nothing_changes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acting_products, what, lambda: False)

@@ -16,7 +16,7 @@ from apexrl.config.placement import Ray, Redis
 from apexrl.errors import ConfigError
 from apexrl.launch.ray.resources import HERE, in_range, remember, resumed
 from apexrl.presets import preset
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 def parsed(*words: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from apexrl.cli.main import main
 from apexrl.config import Config
 from apexrl.run.ownership import LOCK_FILE, RunLock, held
-from run_folders import new_folder
+from new_folders import new_folder
 
 HOLDER = """
 import signal, sys

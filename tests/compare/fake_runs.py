@@ -17,7 +17,7 @@ from apexrl.config import Config
 from apexrl.errors import EnvError, WorkerError
 from apexrl.run.folder import make_summary
 from apexrl.run.status import Observer, PolicyLag, RunStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 LEARNED = 640  # env steps in the learner's batches of a made-up run
 

@@ -31,7 +31,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.status import RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, Program, gateway_cut, host_cut, topology
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 def run(

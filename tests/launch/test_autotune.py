@@ -32,7 +32,7 @@ from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.apex import apex
-from run_folders import new_folder
+from new_folders import new_folder
 
 WINDOW_SECONDS = 0.5
 

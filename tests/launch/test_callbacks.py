@@ -30,7 +30,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import samples, status_scalars
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
-from run_folders import new_folder
+from new_folders import new_folder
 from telling_envs import Telling
 
 

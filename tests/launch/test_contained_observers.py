@@ -21,7 +21,7 @@ from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import RunStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 class Written(Watcher):

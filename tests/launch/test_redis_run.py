@@ -33,8 +33,8 @@ from apexrl.links.tcp.gateway_messages import Record
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import with_slots
+from new_folders import new_folder
 from redis_server import RedisServer
-from run_folders import new_folder
 
 PROBE = Probe(EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2)), {"q": Field((2,), "float32")}, 64)
 PASSWORD = "not/for#anybody"

@@ -20,7 +20,7 @@ from apexrl.launch.folder_upkeep import Upkeep
 from apexrl.launch.role_logs import bound
 from apexrl.links.printable import host_name
 from apexrl.run.status import RunStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 MOST = 100_000
 

@@ -26,7 +26,7 @@ from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.ownership import Generations, RunLock
 from apexrl.run.status import RunStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 ENDLESS = StopConfig(env_steps=0)
 

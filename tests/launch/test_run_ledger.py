@@ -19,7 +19,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
 from apexrl.topologies.validation import validate
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 def ledger_of(tmp_path: Path, stop: StopConfig | None = None, base: Base | None = None, **observing: Any) -> Any:

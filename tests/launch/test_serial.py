@@ -127,7 +127,7 @@ def test_roles_that_wait_for_each_other_are_an_error(tmp_path: Path) -> None:
 
 def test_the_process_gets_its_pytorch_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose it is may go on with models of its own, also where the run failed."""
-    monkeypatch.setattr(matrix_products, "_able", lambda: True)  # a learner sets the precision on such processors alone
+    monkeypatch.setattr(matrix_products, "able", lambda: True)  # a learner sets the precision on such processors alone
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     own = 2, "high"
     config = serial(tmp_path, "faulty")

@@ -27,7 +27,7 @@ from apexrl.launch.worker_slots import Slot
 from apexrl.links.local.control_board import HURRY, STOP, ControlBoard
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.topologies.program import Program
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 def supervise(

@@ -20,7 +20,7 @@ from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_slots import Slot
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.topologies import Program
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 class Rig:

@@ -64,7 +64,7 @@ def tables(values: dict[str, Any]) -> list[dict[str, Any]]:
 def test_tables_name_settings_that_there_are() -> None:
     parts = default_settings, default_box_settings
     named = {name: value for part in parts for name, value in vars(part).items() if name.isupper()}
-    del named["AGENTS"]
+    del named["AGENTS"], named["_SIZES"]  # of tables that have names
     assert len(tables(named)) > 30
     for table in tables(named):
         assert table.keys() <= known_settings().keys()
@@ -187,6 +187,13 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert steps == {"discrete": 128, "box": 32}
     in_ga3c = default_settings.default_settings("a2c", "ga3c", facts("box"))
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("discrete", math.log(4)), ("choices", math.log(6)), ("box", 0.0)])
+def test_discrete_sac_keeps_half_of_the_greatest_entropy(kind: str, most: float) -> None:
+    """Boxes, of which it says itself that they are not for it, have settings all the same."""
+    found = default_settings.default_settings("discrete_sac", "apex", facts(kind))
+    assert found["target_entropy"] == pytest.approx(0.5 * most)
 
 
 @pytest.mark.parametrize(("limit", "gamma"), [(None, 0.99), (25, 0.96), (125, 0.99)])

@@ -14,7 +14,7 @@ from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, closing_line, line
 from apexrl.roles import Actor, Learner
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 FOLDER = Path("runs/cartpole-1")
 

@@ -20,7 +20,7 @@ from apexrl.run import worker_list
 from apexrl.run.actor_order import ActorNumbers
 from apexrl.run.status import RunStatus, Work, WorkerStatus
 from apexrl.run.worker_health import in_trouble, medians
-from run_folders import new_folder
+from new_folders import new_folder
 
 
 def actor(index: int, **changes: Any) -> WorkerStatus:

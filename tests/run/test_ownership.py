@@ -18,7 +18,17 @@ from apexrl.errors import FencedError, HeldError, LinkError, SnapshotError
 from apexrl.run import atomic_files, checkpoint
 from apexrl.run.atomic_files import replacing
 from apexrl.run.folder import RunFolder
-from apexrl.run.ownership import LOCK_FILE, REPLACED, Fence, Generations, RunLock, held_elsewhere, holder, lease_clock
+from apexrl.run.ownership import (
+    LOCK_FILE,
+    REPLACED,
+    Fence,
+    Generations,
+    RunLock,
+    held_elsewhere,
+    holder,
+    introduced,
+    lease_clock,
+)
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 STATE = {"w": np.zeros(3, np.float32)}
@@ -117,6 +127,16 @@ def test_reading_the_file_in_the_holders_process_does_not_lose_the_lock(tmp_path
     assert b"HeldError" in other.stderr
     lock.close()
     assert (tmp_path / LOCK_FILE).read_text() == ""  # nobody is named who does not hold it
+
+
+def test_a_file_that_the_holder_closes_meanwhile_hides_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, listed = RunLock(tmp_path), Path.iterdir
+    who = introduced(tmp_path)
+    assert who is not None
+    monkeypatch.setattr(Path, "iterdir", lambda folder: [folder / "closed", *listed(folder)])
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # as it did when it was listed
+    assert who.here
+    lock.close()
 
 
 def test_a_second_thread_of_one_process_is_refused_too(tmp_path: Path) -> None:

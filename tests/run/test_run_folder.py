@@ -14,7 +14,7 @@ from apexrl.run.folder import RunFolder, default_name, make_summary, versions
 from apexrl.run.spec_json import spec_from_json, spec_to_json
 from apexrl.run.status import PolicyLag, RunStatus
 from apexrl.spec import ActionSpec, EnvSpec, Field
-from run_folders import new_folder
+from new_folders import new_folder
 
 PROMISED = {
     "preset",

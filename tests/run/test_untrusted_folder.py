@@ -24,7 +24,7 @@ from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch.ray import resources
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
-from run_folders import new_folder
+from new_folders import new_folder
 
 CALL = 'env = { callable = "subprocess:check_output" }'
 ELSEWHERE = "192.0.2.7:6379"  # nobody has that address

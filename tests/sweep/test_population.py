@@ -22,7 +22,7 @@ from apexrl.sweep.member_copy import take_over
 from apexrl.sweep.plan import Plan
 from apexrl.sweep.population import Member, Round, check_space, decide, member_config, perturbed, rounds_of
 from apexrl.sweep.search_space import search_space
-from run_folders import new_folder
+from new_folders import new_folder
 
 CONFIG = override(presets.preset("cartpole").config, {"env_steps": 1000})
 SPACE = search_space(CONFIG, ["learning_rate", "gamma", "target_period_updates"])

@@ -6,6 +6,9 @@ with MKL, 70 with oneDNN, and 50 where the weights are in order already. Putting
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +64,10 @@ class ActingProduct:
             return nn.functional.linear(x, layer.weight, layer.bias)
         weight = self._ordered if self._used() else None
         return _product(x, layer.weight if weight is None else weight, layer.bias)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], Tensor]:
+        """A copied layer, as of a target network, has parameters that nobody watches: it multiplies as layers do."""
+        return partial(nn.Linear.forward, deepcopy(self._layer, memo))
 
     def _used(self) -> bool:
         """Count a product. Whether the weights are in order."""

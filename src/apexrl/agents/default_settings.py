@@ -372,9 +372,8 @@ def _random_steps(facts: EnvFacts, episodes: int) -> int:
 
 def _half_entropy(facts: EnvFacts) -> float:
     """Half of the choices' greatest entropy, in nats. With 0.89 of it, which the agent has by itself, Acrobot was not
-    solved in 100 000 steps, and CartPole later."""
-    action = facts.spec.action
-    return 0.5 * math.log(math.prod(action.nvec or (action.n,)))
+    solved in 100,000 steps, and CartPole later. Boxes have no choices, and are refused later."""
+    return 0.5 * math.log(math.prod(facts.spec.action.choices))
 
 
 def _of_family(agent: str, facts: EnvFacts) -> Settings:

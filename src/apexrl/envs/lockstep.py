@@ -161,7 +161,7 @@ class Single:
             raise blamed(error, self._name, "step", row) from error
         try:
             rows.reward[row] = reward
-        except (TypeError, ValueError):  # [1], as of an environment in a vector of one
+        except (TypeError, ValueError, OverflowError):  # [1], as of an environment in a vector of one
             rows.reward[row] = self._only_number(reward)
         rows.terminated[row], rows.truncated[row] = self._flag("terminated", ended), self._flag("truncated", cut)
         if (ended or cut) and not isinstance(info, Mapping):

@@ -133,7 +133,8 @@ def join(
                 continue
             if found is not None and (found["stopped_by"] not in _AGAIN or interrupts.count):
                 return found
-            tell(f"joining run {run} again" if found else f"run {run} has its gateway elsewhere now", "info")
+            moved = f"run {run} has ended, or has its gateway elsewhere now"
+            tell(f"joining run {run} again" if found else moved, "info")
             continue
         config = local_config(record, wanted, out, env_kwargs or {}, origin, allowed)
         config = replace(config, log_format=log_format)
@@ -313,7 +314,7 @@ def _work(
         if enter is not None and sender is not None:
             entered = enter(stack, schema=schema_of(sender.ports["gradients"].options["shards"]).hex())
             if entered is None:
-                raise ClosedError(f"run {record.name} has its gateway elsewhere now")
+                raise ClosedError(f"run {record.name} has ended, or has its gateway elsewhere now")
             host, keeper = entered
             keepers.append(keeper)
             program = host_of_a_sender(whole, leases, host.leases, parameter_gateway(host, record.run_id))

@@ -126,8 +126,8 @@ class GatewayHost:
         trust: Sequence[str] = (),
         member: Callable[[Config, list[int]], Membership] | None = None,
     ) -> dict[str, Any] | None:
-        """Wait for the run's gateway, work until the run is over, and return this host's summary; None: the gateway
-        was elsewhere before that host was in.
+        """Wait for the run's gateway, work until the run is over, and return this host's summary; None: the run
+        was over, or its gateway elsewhere, before this host was in.
 
         Args:
             trust: modules from which the run may name what is called here.
@@ -167,7 +167,7 @@ class GatewayHost:
             return supervise(supervisor, program, config, watching, None, self._began, seen, first, last)
 
     def enter(self, stack: ExitStack, place: Place, run: str, schema: str) -> tuple[HostConnection, LeaseKeeper] | None:
-        """Take a place for one learner at the gateway; ``stack`` gives it back. None: the gateway is elsewhere now.
+        """Take a place for one learner at the gateway; ``stack`` gives it back. None: as of ``work``.
 
         Args:
             run: its id.
@@ -192,7 +192,7 @@ class GatewayHost:
         return LeaseKeeper(host, record, 60.0 * self._minutes, place.news)
 
     def _find(self, host: HostConnection, place: Place, run: str = "") -> Record | None:
-        """The run's record; waits for the learner. None: the run says that its gateway is elsewhere."""
+        """The run's record; waits for the learner. None: the run says that it is over, or its gateway elsewhere."""
         deadline, told, backoff = time.monotonic() + 60.0 * self._minutes, False, Backoff(least=0.2)
         while True:
             try:

@@ -151,11 +151,16 @@ class Holder(NamedTuple):
         where Linux shows what it has open, the lock is among that."""
         if self.host != os.uname().nodename:
             return False
-        opened = Path(f"/proc/{self.pid}/fd")
         try:
-            return any(os.path.samefile(one, self.lock) for one in opened.iterdir() if one.exists())
+            return any(map(self._is_lock, Path(f"/proc/{self.pid}/fd").iterdir()))
         except OSError:
             return sys.platform != "linux"
+
+    def _is_lock(self, opened: Path) -> bool:
+        try:
+            return opened.samefile(self.lock)
+        except OSError:  # a socket, or closed since it was listed
+            return False
 
 
 def introduced(folder: Path) -> Holder | None:

@@ -29,7 +29,7 @@ from apexrl.run.folder import versions
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field
 from apexrl.topologies.program import Program
-from run_folders import new_folder
+from new_folders import new_folder
 
 LEASE = 0.5
 

@@ -22,7 +22,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.run.status import RunStatus
 from apexrl.spec import Field
 from apexrl.topologies.program import Program
-from run_folders import new_folder
+from new_folders import new_folder
 
 Act = Callable[["Watcher", RunStatus], bool]
 

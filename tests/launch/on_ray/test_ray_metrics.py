@@ -37,7 +37,7 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import RunLog
 from apexrl.run.status import PolicyLag, RunStatus, WorkerStatus
-from run_folders import new_folder
+from new_folders import new_folder
 
 pytestmark = [
     pytest.mark.timeout(600),
