@@ -97,6 +97,13 @@ def test_it_is_not_waited_for_longer_than_is_said(
     assert ("The same command again ends it at once" in capsys.readouterr().out) == bool(code)
 
 
+@pytest.mark.parametrize("words", [["stop", "runs/cp"], ["drain", "gpu-9", "--redis", "redis://h", "--run", "r"]])
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_how_long_is_waited_has_an_end(seconds: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--wait-seconds", seconds]) == 2
+    assert f"--wait-seconds must be at least 0 and finite, not {seconds}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("named", ["another host", "another process", "nobody"])
 def test_nobody_else_is_told(named: str, folder: Path, holder: Holds, capsys: pytest.CaptureFixture[str]) -> None:
     """A container may have this machine's name, and count its processes by itself."""
