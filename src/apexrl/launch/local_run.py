@@ -89,7 +89,7 @@ def supervise(
 def serial(
     config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
 ) -> dict[str, Any]:
-    """Every role in this process, in turn. The second interrupt ends it wherever it is, in an environment that hangs too."""
+    """Every role in this process, in turn. The second interrupt ends it wherever it is, also in a hung environment."""
     interrupts.alone = True
     wire = topology(config.topology)
     seen = probe_learner(config)
