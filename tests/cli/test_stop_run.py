@@ -26,6 +26,19 @@ print("held", flush=True)
 signal.sigwait({number})
 lock.close()
 """
+HANGING = """
+import time
+from pathlib import Path
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+class Hangs(CartPoleEnv):
+    def step(self, action):
+        if Path("run").is_dir():
+            print("it hangs", flush=True)
+            time.sleep(600.0)
+        return super().step(action)
+gym.register("Hangs-v0", Hangs)
+"""
 SMALL = "--actors 1 --envs-per-actor 2 --min-size 100 --batch-size 16 --minutes 10 --eval-episodes 2"
 Holds = Callable[[str], "subprocess.Popen[bytes]"]
 
@@ -81,7 +94,14 @@ def test_it_is_not_waited_for_longer_than_is_said(
     process = holder("stays")
     assert main(["stop", str(folder), "--wait-seconds", seconds]) == code
     assert process.poll() is None
-    assert ("The same command again kills its workers at once" in capsys.readouterr().out) == bool(code)
+    assert ("The same command again ends it at once" in capsys.readouterr().out) == bool(code)
+
+
+@pytest.mark.parametrize("words", [["stop", "runs/cp"], ["drain", "gpu-9", "--redis", "redis://h", "--run", "r"]])
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_how_long_is_waited_has_an_end(seconds: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--wait-seconds", seconds]) == 2
+    assert f"--wait-seconds must be at least 0 and finite, not {seconds}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", ["another host", "another process", "nobody"])
@@ -116,6 +136,24 @@ def test_a_file_system_without_locks_is_an_error(
     monkeypatch.setattr("apexrl.run.ownership.fcntl.lockf", lockf)
     assert main(["stop", str(folder)]) == 2
     assert "cannot be seen (No locks available)" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_second_one_ends_a_run_in_one_process_whose_environment_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = ["train", "--env", "hanging:Hangs-v0", *SMALL.split(), "--out", str(tmp_path), "--name", "run", "--serial"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "apexrl.cli", *words], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        assert any("it hangs" in line for line in process.stdout)
+        assert main(["stop", str(tmp_path / "run"), "--wait-seconds", "0.3"]) == 1
+        assert main(["stop", str(tmp_path / "run")]) == 0
+        assert process.wait(60.0) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_by"] == "interrupted"
 
 
 def test_a_whole_run_ends_in_good_order(tmp_path: Path) -> None:

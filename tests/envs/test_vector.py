@@ -212,6 +212,19 @@ def test_environments_have_distinct_seeds_and_the_same_seed_repeats() -> None:
         assert not np.array_equal(first.reset(seed=10)["observation"], one)
 
 
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_environment_that_exits_has_raised_an_error(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: object, **__: object) -> None:
+        raise SystemExit("no window")
+
+    env = make_vector(EnvConfig(env="apexrl.envs.faulty:Raises-v0", env_kwargs={"at_step": 99}), 1, 0)
+    env.reset()
+    monkeypatch.setattr("apexrl.envs.faulty.Faulty." + call, leave)
+    with pytest.raises(EnvError, match=rf"{call}\(\) of environment 0 raised SystemExit: no window"):
+        env.reset(seed=1) if call == "reset" else env.step(np.array([0]))
+    env.close()
+
+
 def test_errors_name_the_environment_and_keep_the_cause() -> None:
     env = make_vector(EnvConfig(env="apexrl.envs.faulty:Raises-v0", env_kwargs={"at_step": 2}), 2, 0)
     env.reset()

@@ -35,6 +35,7 @@ def stop(words: list[str]) -> int:
     wanted = flags.parse(host_flags.Stop, words, "stop")
     if wanted.folder and (wanted.redis or wanted.run):
         raise ConfigError("give a run folder, or --redis and --run, and not both")
+    _check_wait(wanted.wait_seconds)
     if wanted.folder:
         from apexrl.cli import stop_run
 
@@ -52,6 +53,7 @@ def drain(words: list[str]) -> int:
     from apexrl.cli import drain_and_scale, flags, host_flags
 
     wanted = flags.parse(host_flags.Drain, words, "drain")
+    _check_wait(wanted.wait_seconds)
     host = drain_and_scale.checked_host(wanted.host, "drain")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "drain HOST")
     return drain_and_scale.drain(url, run, host, wanted.undo, wanted.wait_seconds)
@@ -69,3 +71,8 @@ def scale(words: list[str]) -> int:
     host = drain_and_scale.checked_host(wanted.who, "scale")
     url, run = host_flags.redis_url(wanted.redis), host_flags.run_name(wanted.run, "scale HOST")
     return drain_and_scale.scale(url, run, host, wanted.actors)
+
+
+def _check_wait(seconds: float) -> None:
+    if not 0.0 <= seconds < float("inf"):
+        raise ConfigError(f"--wait-seconds must be at least 0 and finite, not {seconds:g}")

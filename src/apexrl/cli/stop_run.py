@@ -54,8 +54,9 @@ def stop(path: str | Path, wait_seconds: float = 60.0, console: Console | None =
             return 0
         if time.monotonic() > deadline:
             return say(
-                f"it still works after {wait_seconds:.0f} s: apexrl status {path}. The same command again kills its "
-                "workers at once, and loses what was learned since the last checkpoint",
+                f"it still works after {wait_seconds:.0f} s: apexrl status {path}. The same command again ends it at "
+                "once, and loses what was learned since the last checkpoint; where it does not, kill -9 "
+                f"{who.pid} does",
                 1,
             )
         time.sleep(_LOOK_SECONDS)

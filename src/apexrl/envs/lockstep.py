@@ -157,7 +157,7 @@ class Single:
         row = self._number
         try:  # and not `blame`, which takes a tenth of a small environment's step
             observation, reward, ended, cut, info = self._env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise blamed(error, self._name, "step", row) from error
         try:
             rows.reward[row] = reward
@@ -317,11 +317,11 @@ def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
     """Turn any error of an environment into an EnvError that names it, with the traceback attached."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # some call sys.exit where their window is closed
         raise blamed(error, name, call, index) from error
 
 
-def blamed(error: Exception, name: str, call: str, index: int | None = None) -> EnvError:
+def blamed(error: Exception | SystemExit, name: str, call: str, index: int | None = None) -> EnvError:
     """What says whose error it is."""
     which = "" if index is None else f" of environment {index}"
     text = f"{name}: {call}(){which} raised {type(error).__name__}: {error}"

@@ -99,6 +99,6 @@ def _measured(config: Config, seconds: float) -> float | None:
                 going.step()
                 steps += 1
             now = moment()
-    except Exception:  # the run will say what is wrong with it, or restart it
+    except (Exception, SystemExit):  # the run will say what is wrong with it, or restart it
         return None
     return began.own_until(now) / steps

@@ -29,6 +29,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.alone = False
+        """Whether the run has no process but this one: the second interrupt is raised as KeyboardInterrupt."""
         self._first = signal.SIGINT
         self._before: dict[int, Any] = {}
 
@@ -48,7 +50,7 @@ class Interrupts:
             self._first = signal.Signals(number)
         if number != signal.SIGHUP or not self.count:
             self.count += 1
-        if callback_observer.interruptible():
+        if (self.alone and self.count > 1) or callback_observer.interruptible():
             raise KeyboardInterrupt
 
     def heeded(self, last: str) -> str:

@@ -89,14 +89,19 @@ def supervise(
 def serial(
     config: Config, observers: Sequence[Observer], claim: Claim | None, interrupts: Interrupts, began: float
 ) -> dict[str, Any]:
-    """Every role in this process, in turn."""
+    """Every role in this process, in turn. The second interrupt ends it wherever it is, also in a hung environment."""
+    interrupts.alone = True
     wire = topology(config.topology)
     seen = probe_learner(config)
     program = wire(config, seen)
 
     def body(ledger: Ledger, wiring: Wiring) -> None:
         with _pytorch_as_it_was():
-            run_serial(program, ledger, wiring, interrupts)
+            try:
+                run_serial(program, ledger, wiring, interrupts)
+            except KeyboardInterrupt:
+                ledger.stop("interrupted")
+                ledger.tell("interrupted again: what was learned since the last checkpoint is lost", "warning")
 
     return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, False, path))
 

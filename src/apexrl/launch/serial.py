@@ -90,6 +90,7 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
             )
         if interrupts.count:
             ledger.stop("interrupted")
+            ledger.tell(interrupts.heeded("writing the final checkpoint"), "warning")
         if time.monotonic() - shown >= _SHOW_SECONDS or not ledger.started:
             shown = time.monotonic()
             show()
