@@ -191,7 +191,7 @@ def test_expected_returns_are_in_the_environments_units(game: Game) -> None:
     if game.name == "bc":
         return  # expects none
     prepare = getattr(one, "prepare", lambda batch: batch), getattr(two, "prepare", lambda batch: batch)
-    for batch in game.batches(6):  # in the first ones may be no reward
+    for batch in game.batches(20):  # in the first ones may be no reward
         one.update(prepare[0](batch)), two.update(prepare[1](other_units(batch)))
     seen = game.seen(4)
     moved = {name: value * np.float32(1e4) - np.float32(300.0) for name, value in seen.items()}

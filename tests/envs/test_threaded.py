@@ -241,7 +241,7 @@ def test_an_error_names_the_environment_and_the_others_go_on() -> None:
     env.close()
 
 
-def test_an_environment_that_calls_exit_does_so_in_its_actor() -> None:
+def test_an_environment_that_calls_exit_has_raised_an_error() -> None:
     class Exits(Gated):
         def step(self, action: Any) -> Any:
             raise SystemExit(3)
@@ -249,7 +249,7 @@ def test_an_environment_that_calls_exit_does_so_in_its_actor() -> None:
     env = gated(Gated(0), Exits(1))
     env.reset()
     env.send(np.zeros(1, np.int64), np.array([1]))
-    with pytest.raises(SystemExit):
+    with pytest.raises(EnvError, match=r"step\(\) of environment 1 raised SystemExit: 3"):
         received(env)
     env.close()
 
