@@ -200,7 +200,7 @@ def test_the_command_knows_folders_from_hosts(tmp_path: Path, capsys: pytest.Cap
     assert main.main(["scale", str(tmp_path / "pendulmu"), "--actors", "3"]) == main.USAGE
     said = capsys.readouterr().err.replace("\n", " ")
     assert "did you mean 'pendulum'?" in said
-    assert "for a host of a run over several: --redis URL --run NAME" in said
+    assert "of a run over several hosts: --redis URL --run NAME" in said
     assert main.main(["scale", "--actors", "3"]) == main.USAGE
     assert "say whose actors: apexrl scale RUN" in capsys.readouterr().err
     assert main.main(["scale", "gpu-1", "--actors", "3", "--run", "cp"]) == main.USAGE

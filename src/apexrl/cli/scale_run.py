@@ -61,7 +61,7 @@ def opened(path: str | Path) -> RunFolder:
     try:
         return RunFolder.open(path)
     except ConfigError as error:
-        raise ConfigError(f"{error} (for a host of a run over several: --redis URL --run NAME)") from None
+        raise ConfigError(f"{error} (of a run over several hosts: --redis URL --run NAME)") from None
 
 
 def _check(path: str | Path, actors: int, may: ActorNumbers) -> None:
