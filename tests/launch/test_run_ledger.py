@@ -45,10 +45,17 @@ def test_time_counts_from_the_first_step_to_the_stop(tmp_path: Path) -> None:
     assert not ledger.started
     tick(ledger, 104.0, env_steps=1)
     status = tick(ledger, 110.0, env_steps=500)
-    assert (status.startup_seconds, status.elapsed_seconds) == (4.0, 6.0)
+    assert (status.startup_seconds, status.elapsed_seconds) == (3.0, 7.0)
     ledger.training_ends(112.0)
     status = tick(ledger, 150.0, env_steps=500)
-    assert (status.elapsed_seconds, status.phase) == (8.0, "stopping")
+    assert (status.elapsed_seconds, status.phase) == (9.0, "stopping")
+
+
+def test_a_run_that_ends_within_one_look_took_time(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    tick(ledger, 103.0)
+    ledger.training_ends(103.25)
+    assert tick(ledger, 103.25, env_steps=500, updates=9).elapsed_seconds == 0.25
 
 
 def test_phases_follow_the_counters(tmp_path: Path) -> None:

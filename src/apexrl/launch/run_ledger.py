@@ -257,7 +257,8 @@ class Ledger:
             self._upkeep_thread.update(self.status)
         env_steps, updates = totals("env_steps"), totals("updates")
         if self._first_step is None and (env_steps > self.base.env_steps or updates > self.base.updates):
-            self._first_step = now
+            # It was made since the look before. That one counts: a short run may end within a single look.
+            self._first_step = self._began + (self.status.startup_seconds or now - self._began)
         until = now if self._stopped is None else self._stopped
         elapsed = self.base.elapsed_seconds + (0.0 if self._first_step is None else until - self._first_step)
         status = replace(
