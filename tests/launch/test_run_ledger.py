@@ -71,7 +71,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     assert (status.elapsed_seconds, status.phase, status.best_eval_return) == (60.0, "starting", 7.0)
     tick(ledger, 102.0, env_steps=1001, updates=50)
     status = tick(ledger, 104.0, env_steps=1200, updates=51)
-    assert (status.elapsed_seconds, status.phase) == (62.0, "training")
+    assert (status.elapsed_seconds, status.phase) == (63.0, "training")
 
 
 def test_updates_per_step_are_counted_from_the_first_update_on(tmp_path: Path) -> None:
