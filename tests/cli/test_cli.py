@@ -72,7 +72,7 @@ def test_a_preset_alone(started: list[Any], tmp_path: Path, capsys: pytest.Captu
 def test_flags_are_flat_and_change_the_preset(started: list[Any]) -> None:
     config = the_config(
         "cartpole", "--actors", "4", "--envs-per-actor", "2", "--env-timeout", "5", "--out", "elsewhere", "--name", "n",
-        "--seed", "3", "--serial", "--env-steps", "1000", "--minutes", "2.5", "--stop-at-return", "100", "--device",
+        "--seed", "3", "--serial", "--env-steps", "1e3", "--minutes", "2.5", "--stop-at-return", "100", "--device",
         "cpu", "--hidden", "32", "16", "--agent", "dqn", "--dueling", "--save-replay", runs=started,
     )  # fmt: skip
     assert (config.actor.actors, config.actor.envs_per_actor, config.actor.env_timeout) == (4, 2, 5.0)
@@ -91,7 +91,7 @@ def test_a_stop_rule_can_be_taken_away(started: list[Any]) -> None:
 
 def test_an_environment_of_ones_own(started: list[Any]) -> None:
     config = the_config(
-        "--env", "my.sim:Plant-v0", "--env-kwargs", "seconds", "0.5", "name", "a b", "on", "true", "sizes", "[1, 2]",
+        "--env", "my.sim:Plant-v0", "--env-kwargs", "seconds", "0.5", "name=a b", "on", "true", "sizes", "[1, 2]",
         "--agent", "apexrl.agents.dqn:DQN", runs=started,
     )  # fmt: skip
     assert config.env.env == "my.sim:Plant-v0"
@@ -185,9 +185,10 @@ def test_exit_codes_of_failures(
             ["train", "position-cartpole", "--sequence-length", "10", "--sequence-stride", "20"],
             "--sequence-stride 20 is more than --sequence-length 10: steps in between would be in no sequence",
         ),
-        (["train", "cartpole", "--actors", "three"], "Error parsing --actors"),
+        (["train", "cartpole", "--actors", "three"], "--actors: wants an integer, as 1000 or 1e6, got 'three'"),
+        (["train", "cartpole", "--env-steps", "1e-3"], "wants an integer, as 1000 or 1e6, got '1e-3'"),
         (["train", "cartpole", "--actors", "0"], "--actors must be at least 1, not 0"),
-        (["train", "cartpole", "--env-kwargs", "a"], "wants pairs of KEY VALUE, got 1 words: a"),
+        (["train", "cartpole", "--env-kwargs", "a"], "wants KEY VALUE or KEY=VALUE, each; a has no value"),
         (["train", "cartpole", "--optimizer", "lion"], "adam"),
         (["train", "cartpole", "--agent", "dnq"], "there is no agent 'dnq' (did you mean 'dqn'?)"),
         (["train", "cartpole", "--topology", "apx"], "did you mean 'apex'?"),

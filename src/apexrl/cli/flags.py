@@ -6,6 +6,7 @@ import dataclasses
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -105,6 +106,18 @@ def registry() -> tyro.constructors.ConstructorRegistry:
         )
 
     @registry.primitive_rule
+    def integer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        if info.type is not int:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: _read_integer(words[0]),
+            is_instance=lambda value: isinstance(value, int),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    @registry.primitive_rule
     def kwargs(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         if info.type != dict[str, Any]:
             return None
@@ -131,10 +144,27 @@ def registry() -> tyro.constructors.ConstructorRegistry:
     return registry
 
 
+def _read_integer(word: str) -> int:
+    """An integer, also as 1e6."""
+    with suppress(ValueError):
+        return int(word)
+    with suppress(ValueError):
+        if (value := float(word)).is_integer():
+            return int(value)
+    raise ValueError(f"wants an integer, as 1000 or 1e6, got {word!r}")
+
+
 def _read_kwargs(words: list[str]) -> dict[str, Any]:
-    if len(words) % 2:
-        raise ValueError(f"wants pairs of KEY VALUE, got {len(words)} words: {' '.join(words)}")
-    return {key: _read(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    """``KEY VALUE`` or ``KEY=VALUE``, each: the name of an argument has no equals sign."""
+    found = dict[str, Any]()
+    rest = iter(words)
+    for word in rest:
+        key, equals, value = word.partition("=")
+        try:
+            found[key] = _read(value if equals else next(rest))
+        except StopIteration:
+            raise ValueError(f"wants KEY VALUE or KEY=VALUE, each; {word} has no value") from None
+    return found
 
 
 def _read(word: str) -> Any:
