@@ -16,7 +16,7 @@ from typing import Any
 
 from apexrl import topologies
 from apexrl.agents import AGENTS
-from apexrl.agents.agent_info import BOX
+from apexrl.agents.agent_info import BOX, BOX_OR_BOTH
 from apexrl.topologies import TOPOLOGIES
 from benchmarks.lib import report, runs
 
@@ -26,8 +26,9 @@ RECORD = report.RECORDS / "masks" / "impossible.json"
 
 def cells() -> list[str]:
     """``topology:agent`` of all that go together."""
-    discrete = [name for name, info in AGENTS.items() if info.needs != BOX and name not in ("bc", "discrete_cql")]
-    return [f"{topology}:{agent}" for topology in TOPOLOGIES for agent in discrete if topologies.runs(topology, agent)]
+    discrete = [name for name, info in AGENTS.items() if info.needs not in (BOX, BOX_OR_BOTH) and not info.offline]
+    live = [topology for topology in TOPOLOGIES if topology != "offline"]  # there nobody acts
+    return [f"{topology}:{agent}" for topology in live for agent in discrete if topologies.runs(topology, agent)]
 
 
 def measured(cell: str, steps: int, told: str, minutes: float) -> dict[str, Any]:
