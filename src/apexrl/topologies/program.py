@@ -233,6 +233,21 @@ class Program:
         return node
 
 
+def stepping(config: Config, nice: int = 5) -> dict[str, Any]:
+    """How a role that steps environments is kept going, as arguments of ``Program.role``.
+
+    ``nice``: where processors are short, it waits for those that learn and choose actions, and they do not for it.
+    """
+    return {"restarts": config.actor.actor_restarts, "env_timeout": config.actor.env_timeout, "nice": nice}
+
+
+def acting(config: Config, nice: int = 5) -> dict[str, Any]:
+    """As ``stepping``, of the role that ``--actors`` counts: it may be scaled, and may move to other hosts."""
+    actors = config.actor
+    counts = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True}
+    return {**counts, **stepping(config, nice)}
+
+
 def room(config: Config) -> int:
     """Actors, or whoever steps environments, for whom links must have room: there may be more than at first."""
     return max(config.actor.actors, config.actor.actor_slots)
