@@ -49,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Confi
     """Collects what would be run instead of running it; the run folder is ``tmp_path``."""
     runs: list[tuple[Config, Path | None]] = []
 
-    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any, **_: Any) -> Any:
         runs.append((config, resume))
         on_folder(tmp_path)
 
@@ -153,7 +153,7 @@ def test_exit_codes_of_failures(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any, **_: Any) -> Any:
         if begun:
             on_folder(tmp_path)
         raise error
