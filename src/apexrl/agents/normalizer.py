@@ -234,7 +234,6 @@ class Normalizer:
         )
 
     def sequences(self, batch: Sequences) -> Sequences:
-        """Scaled."""
         return batch._replace(
             warming=self.observation(batch.warming),
             observation=self.observation(batch.observation),
@@ -242,7 +241,6 @@ class Normalizer:
         )
 
     def unrolls(self, batch: Unrolls) -> Unrolls:
-        """Scaled."""
         return batch._replace(observation=self.observation(batch.observation), reward=self.reward(batch.reward))
 
     # Learning

@@ -43,7 +43,6 @@ class Progress:
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def begins(self, plan: Plan, out: Path, there: int) -> None:
-        """Print the plan."""
         self._print(Text.assemble(("apexrl compare  ", "bold"), terms(plan)))
         if words := several_agents(plan):
             self._print(Text(words, style="yellow"))
@@ -126,7 +125,6 @@ class RunLine:
     def finished(self, summary: Mapping[str, Any]) -> None: ...
 
     def ended(self, outcome: Outcome) -> None:
-        """Print the outcome."""
         self.close()
         text = Text.assemble((self._head, "bold"), "  ")
         text.append(tables.in_words(outcome), style="red" if outcome.failure else "")

@@ -110,7 +110,8 @@ class Categorical:
         return Sample(chosen if self._vector else chosen[:, 0], log_prob)
 
     def mode(self, outputs: Floats) -> Array:
-        return self._shaped([outputs[:, place].argmax(axis=1) for place in self._places])
+        actions = [outputs[:, place].argmax(axis=1) for place in self._places]
+        return np.stack(actions, axis=1) if self._vector else actions[0]
 
     def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
         chosen = []
@@ -132,9 +133,6 @@ class Categorical:
         if len(self._nvec) == 1:
             return Score(log_prob[0], entropy[0])
         return Score(torch.stack(log_prob).sum(dim=0), torch.stack(entropy).sum(dim=0))
-
-    def _shaped(self, actions: list[Ints]) -> Ints:
-        return np.stack(actions, axis=1) if self._vector else actions[0]
 
 
 class Gaussian:

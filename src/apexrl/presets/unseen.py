@@ -115,7 +115,8 @@ def assumed_facts(agent: str) -> EnvFacts:
     """Of an environment of vectors, with actions such as shipped ``agent`` needs."""
     ones = np.ones(2, np.float32)
     box = ActionSpec((2,), "float32", low=-ones, high=ones)
-    return EnvFacts(EnvSpec({"observation": Field((8,), "float32")}, ActionSpec(n=4) if _discrete(agent) else box))
+    action = ActionSpec(n=4) if "Discrete" in AGENTS[agent].needs else box
+    return EnvFacts(EnvSpec({"observation": Field((8,), "float32")}, action))
 
 
 def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
@@ -152,7 +153,3 @@ def _left_out(agent: str, facts: EnvFacts) -> str:
     without, whole = paper_settings(agent, facts), paper_settings(agent, facts, env_steps=1)
     left_out = " ".join(as_flag(name, value) for name, value in whole.items() if name not in without)
     return f"--recipe paper leaves out {left_out}, which needs --env-steps" if left_out else ""
-
-
-def _discrete(agent: str) -> bool:
-    return "Discrete" in AGENTS[agent].needs

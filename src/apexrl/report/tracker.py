@@ -168,7 +168,8 @@ class _MlflowSession:
 
     def log(self, values: dict[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [self._entities.Metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
+        named = [(re.sub(r"[^\w./ :-]", "_", name), value) for name, value in values.items()]
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in named]
         self._client.log_batch(self.id, metrics=metrics)
 
     def close(self, summary: dict[str, Any]) -> None:
@@ -195,7 +196,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return getattr(value, "__qualname__", str(value))
-
-
-def _mlflow_name(name: str) -> str:
-    return re.sub(r"[^\w./ :-]", "_", name)

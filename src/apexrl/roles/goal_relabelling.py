@@ -71,7 +71,6 @@ class GoalRelabelling:
             _put(data, name, rows, goals if shown.ndim == goals.ndim else goals[:, None])  # the same in every frame
 
     def close(self) -> None:
-        """Close the environment."""
         self._rewards.close()
 
 

@@ -102,7 +102,6 @@ class SlotLeases:
 
     @property
     def members(self) -> set[str]:
-        """Members with leases."""
         with self._lock:
             return {holder.member for slot in self._slots if (holder := self._holder(slot)) is not None}
 
