@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl import agents
 from apexrl.config import AgentConfig, Config
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
 BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=LOW, high=HIGH))
 MULTI = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), nvec=(2, 3)))
 ROWS, D, N = 12, 2, 6
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
 
 
 def config_of(name: str, **changes: Any) -> AgentConfig:

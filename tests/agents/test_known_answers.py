@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from apexrl.agents.dqn import DQN
 from apexrl.config import AgentConfig, EnvConfig
@@ -15,12 +13,7 @@ from apexrl.envs import make_vector
 from apexrl.envs.toy import Corridor
 from apexrl.protocols import Agent
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
+from sampled_batch import Batch
 
 
 class UniformBuffer:
@@ -72,11 +65,6 @@ class UniformBuffer:
         chosen = self._rng.integers(len(self._data["reward"]), size=rows)
         data = {name: values[chosen] for name, values in self._data.items()}
         return Batch(data, chosen.astype(np.uint64), np.ones(rows, np.float32))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("double", "dueling", "n_step"), [(True, True, 1), (True, False, 3), (False, True, 1)])

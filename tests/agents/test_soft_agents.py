@@ -34,11 +34,6 @@ from apexrl.networks.batch_norm import EPS, MOMENTUM, NormedLayers
 from apexrl.spec import Array
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def sac_losses(rule: Published, batch: Any, noise: Tensor) -> tuple[Tensor, ...]:
     alpha = rule.log_alpha.detach().exp()
     unit = 2 * (batch.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from recording_observer import Watcher
 
 import apexrl
@@ -47,11 +46,6 @@ SMALL: dict[str, Any] = {
     "checkpoint_seconds": 0.5,
     "gamma": 0.9,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from recording_observer import Watcher, all_gone
 
 from apexrl.config import Config
@@ -34,11 +33,6 @@ SMALL: dict[str, Any] = {
     "eval_period_seconds": 0.5,
     "env_steps": 3000,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def config_for(tmp_path: Path, name: str = "run", **changes: Any) -> Config:
