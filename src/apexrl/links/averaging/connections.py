@@ -85,7 +85,8 @@ class Connections:
         Raises:
             LinkError: a member is lost.
         """
-        if self._plan is None or not self._plan.fits(vector):
+        made = None if self._plan is None else self._plan.vector
+        if made is None or (made.data_ptr(), len(made)) != (vector.data_ptr(), len(vector)):
             kind = SparsePlan if self._form.kind == "top-k" else DensePlan
             self._plan = kind(vector, self.rank, list(self._peers.values()), self._form)
         self._plan.begin(start)
