@@ -64,23 +64,18 @@ class Distribution(Protocol):
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
         """Of [B, outputs]."""
-        ...
 
     def drawn(self, outputs: Floats, noise: Any) -> Sample:
         """Of [B, outputs], by random numbers that are given, one for each choice or variable."""
-        ...
 
     def mode(self, outputs: Floats) -> Array:
         """The likeliest actions [B, ...]."""
-        ...
 
     def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
         """In PyTorch alone: the actions of ``drawn`` by ``noise`` [B, k], or of ``mode`` without it."""
-        ...
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         """Of [N, outputs] and actions [N, ...]; the gradient flows through ``outputs``."""
-        ...
 
 
 class Categorical:

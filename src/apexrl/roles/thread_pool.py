@@ -21,7 +21,6 @@ class Member(Protocol):
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do (the thread may then wait a little)."""
-        ...
 
 
 class ThreadPool:

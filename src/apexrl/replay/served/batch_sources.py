@@ -23,27 +23,21 @@ class BatchSource(Protocol):
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> object:
         """ConfigError: there are no such batches."""
-        ...
 
     def closes(self, server: Closable) -> None:
         """Close ``server`` together with the replay."""
-        ...
 
     def begin(self, out: int) -> None:
         """This process serves from now on. Learners hold ``out`` items of a fifo replay."""
-        ...
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
         """Sample a batch into ``arrays``. WaitTimeout: there is none at the moment."""
-        ...
 
     def done(self, items: int, lost: bool) -> None:
         """Learners no longer hold so many items of a fifo replay."""
-        ...
 
     def wait(self, timeout: float) -> None:
         """Wait until there may be a batch, at most ``timeout`` seconds."""
-        ...
 
 
 class Servable(Protocol):
