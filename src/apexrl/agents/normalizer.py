@@ -123,9 +123,6 @@ class Normalizer:
     may be an image to it that is too small for convolutions of ours.
 
     Args:
-        spec: the environment.
-        config: the learning rule.
-        device: of PyTorch.
         targets: values are learned in units of their targets, too (PopArt).
     """
 

@@ -40,7 +40,6 @@ class R2D2:
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights and of exploration.
 

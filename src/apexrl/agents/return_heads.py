@@ -187,7 +187,6 @@ class Quantiles(RecordedMeans):
     Args:
         count: N.
         huber: κ; 0 is taken as 1, their papers' value.
-        device: of the network.
     """
 
     def __init__(self, count: int, huber: float, device: torch.device) -> None:

@@ -50,7 +50,6 @@ class SAC:
 
     Args:
         spec: the environment; its actions must be a box with finite bounds, or hybrid (``HybridSAC``).
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the networks' first weights, of exploration and of the learner's samples from the policy.
 

@@ -39,7 +39,6 @@ class ValueDecomposition:
 
     Args:
         spec: of a team (``envs.team``); of another environment every one of several choices is an agent.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights and of exploration.
 

@@ -53,6 +53,7 @@ class Arm:
         return f"{self.topology} · {self.agent}"
 
     def run(self, seed: int, runs: Path) -> Config:
+        """Its run with ``seed``, in the folder ``runs``."""
         name = re.sub(r"[^\w.-]+", "-", f"{self.topology}-{self.agent}-seed{seed}")
         return replace(self.config, seed=seed, name=name, out=str(runs))
 

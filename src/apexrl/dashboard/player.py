@@ -35,8 +35,6 @@ class Player:
     """A thread that plays while somebody looks.
 
     Args:
-        folder: of the run.
-        config: its settings, trusted.
         name: of the run, as the page calls it.
     """
 

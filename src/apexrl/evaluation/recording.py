@@ -27,7 +27,6 @@ def record(loaded: LoadedAgent, config: Config, episodes: int, seed: int, to: Pa
     """Play episodes as the evaluator's settings in ``config`` say, and write them as a dataset, rewards unclipped.
 
     Args:
-        seed: of the environments.
         to: a new folder.
         name: id of the dataset; empty: made of the environment and the agent.
 

@@ -39,8 +39,6 @@ class Ledger:
     """Keeps the state of one run and informs its observers.
 
     Args:
-        config: of the run.
-        folder: where the summary goes.
         observers: told of everything, from the thread that keeps the ledger.
         base: what a resumed run had reached.
         began: the clock when the command started, in seconds.

@@ -46,7 +46,6 @@ class Supervisor:
     """The worker processes of one run. Call ``probe``, then ``run``, and ``close`` in any case.
 
     Args:
-        config: of the run.
         interrupts: counts Ctrl-C and the like.
         preload: modules that the fork server imports before the first worker.
         hurried: reasons to stop that leave no time for what takes long, such as a final evaluation.

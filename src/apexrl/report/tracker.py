@@ -53,9 +53,6 @@ class TrackerExport(IdleObserver):
     counted, and ends no run. Servers, keys and projects are the library's own settings: ``WANDB_MODE``,
     ``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI`` …
 
-    Args:
-        name: of the tracker.
-
     Raises:
         ConfigError: there is none of that name.
             Or Weights & Biases has no key: its library would ask for one in the middle of the run.

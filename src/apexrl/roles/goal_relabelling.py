@@ -30,7 +30,6 @@ class GoalRelabelling:
     environment does not say which steps end an episode, those do that did.
 
     Args:
-        rewards: of the environment.
         gamma: discount per step.
     """
 

@@ -30,7 +30,6 @@ class ThreadPool:
     nobody longer than its context's patience, and so follows the count within moments.
 
     Args:
-        name: of the threads.
         count: how many there shall be.
         make: makes the member of a number.
         trouble: set when a thread ends by an error.

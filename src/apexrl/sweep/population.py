@@ -132,10 +132,8 @@ def train_population(
     """Train a population to its end, or go on with it.
 
     Args:
-        folder: of the study.
         parallel: members that train at the same time.
         tell: of every round.
-        start: starts a run.
 
     Returns:
         Whether it was interrupted.

@@ -97,7 +97,6 @@ def search_space(config: Config, over: Sequence[str] = (), usual: Sequence[str] 
     """The settings to vary.
 
     Args:
-        config: of a run.
         over: ``NAME``, ``NAME=LOW..HIGH`` or ``NAME=A,B,C`` for each; empty: ``usual``, as far as the agent reads them.
 
     Raises:

@@ -128,7 +128,6 @@ class Node:
     Args:
         name: of the role: ``actor``; its workers are ``actor-0`` … ``actor-<count-1>``, or as ``indices`` says.
         factory: makes the role inside its worker, ``factory(context, **ports)``.
-        count: workers.
         ports: what the role is given: settings and links.
         restarts: times that one worker may be started again before the run gives up.
         env_timeout: seconds that one environment call may take before the worker counts as hung; None: no limit.

@@ -28,7 +28,6 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     An agent or a topology of your own is imported: ``config.trust`` comes first where somebody else wrote the names.
 
     Args:
-        config: everything.
         given: flat names of the settings that somebody gave: each of them must mean something.
         elsewhere: other hosts may bring all that steps environments.
 
