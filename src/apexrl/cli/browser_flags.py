@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from apexrl.cli.host_flags import File, FolderModules
+from apexrl.cli.host_flags import File, Modules
 
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
 
@@ -51,7 +51,9 @@ class Watch:
     """Weights to record with; in the browser it is always the newest ones."""
     seed: int = 1_000_000_007
     """Seed of the recorded episodes; training uses others."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)

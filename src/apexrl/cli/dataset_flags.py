@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from apexrl.cli.host_flags import Folder, FolderModules, Weights
+from apexrl.cli.host_flags import Modules
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Record:
     of each is written too, where it is known: apexrl ope needs it.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     to: Annotated[str, tyro.conf.arg(metavar="DIR")]
     """New folder for the dataset."""
     episodes: int = 100
@@ -27,12 +28,15 @@ class Record:
     """Id of the dataset; empty: ENVIRONMENT/AGENT-v0."""
     seed: int = 2_000_000_011
     """Seed of the environments; training and apexrl eval use others."""
-    checkpoint: Weights = "best"
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
     actions: Literal["greedy", "sampled"] | None = None
     """greedy: the best action, or the policy's mode; sampled: drawn from the policy."""
     epsilon: float | None = None
     """Probability that an action is uniformly random instead."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,15 @@ class ExportReplay:
     did, in pieces of episodes. Its items must be single steps (--n-step 1).
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     to: Annotated[str, tyro.conf.arg(metavar="DIR")]
     """New folder for the dataset."""
     id: Annotated[str, tyro.conf.arg(metavar="NAMESPACE/NAME-v0")] = ""
     """Id of the dataset; empty: ENVIRONMENT/AGENT-v0."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class Ope:
     Fitted Q evaluation needs neither, and looks beyond a cut.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     dataset: Annotated[str, tyro.conf.arg(metavar="DIR|ID")]
     """Minari dataset: its folder, or its id among those on this machine (needs apexrl[minari])."""
     method: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="fqe|is|wis|pdis|wpdis")] = ()
@@ -82,7 +90,10 @@ class Ope:
     """Gradient steps of fitted Q evaluation."""
     seed: int = 0
     """Seed of bootstrap samples and critics."""
-    checkpoint: Weights = "best"
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
     json: bool = False
     """Print one JSON object instead of text."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from apexrl.cli.host_flags import Folder, FolderModules, Weights
+from apexrl.cli.host_flags import Modules
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Eval:
     """Probability that an environment repeats its previous action."""
     noops: int | None = None
     """Most no-ops (action 0) at the start of an episode."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Publish:
     apexrl eval FOLDER. It holds no pickle, and no code.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     to: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="hf:USER/NAME|FOLDER")]
     """Repository of the hub (needs apexrl[hub], and HF_TOKEN or hf auth login), or a new folder."""
     licence: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
@@ -53,7 +56,9 @@ class Publish:
     """Film an episode, where the environment renders and apexrl[video] is installed."""
     private: bool = False
     """Make a new repository private."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ class Export:
     sees several; a recurrent state begins as zeros. The file is checked against the agent before it is kept.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     onnx: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """ONNX file to write (needs apexrl[onnx])."""
     pt2: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
@@ -72,8 +78,11 @@ class Export:
     actions: Literal["greedy", "sampled"] = "greedy"
     """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
     Sampled actions are drawn by random numbers, which are one more input: uniform, or normal for boxes."""
-    checkpoint: Weights = "best"
-    trust: FolderModules = ()
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
+    """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,8 @@ class Doctor:
     looks wrong.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     json: bool = False
     """Print one JSON object instead of text."""
 
@@ -95,7 +105,8 @@ class ReplayInspect:
     spread, and some items with their observations. The file is only read; its replay is made in memory for a moment.
     """
 
-    run: Folder
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as printed at the end of apexrl train."""
     items: int = 3
     """Items to show whole."""
     drawn: int = 2000

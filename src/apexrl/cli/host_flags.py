@@ -23,27 +23,6 @@ Address = Annotated[str, tyro.conf.arg(metavar="HOST:PORT")]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
 Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
 
-# Flags that several commands have with the same words
-Folder = Annotated[
-    str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="Run folder, as printed at the end of apexrl train.")
-]
-Weights = Annotated[
-    str,
-    tyro.conf.arg(
-        metavar="best|latest|FILE",
-        help="Weights: those of the best evaluation, the last ones, or a checkpoint file.",
-    ),
-]
-FolderModules = Annotated[
-    tuple[str, ...],
-    tyro.conf.UseAppendAction,
-    tyro.conf.arg(
-        metavar="MODULE",
-        help="Module or package whose environments, agents and networks the folder may name.\n"
-        "Other code that is not installed is refused. May be given several times.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Actor(ObserverFlags):
@@ -103,7 +82,9 @@ class Standby(ObserverFlags):
     token_file: File = ""
     """File with the learner's token, which signs the run's record.
     Empty: the environment variable APEXRL_TOKEN, if it is set."""
-    trust: FolderModules = ()
+    trust: Modules = ()
+    """Module or package whose environments, agents and networks the folder may name.
+    Other code that is not installed is refused. May be given several times."""
 
 
 @dataclass(frozen=True)
