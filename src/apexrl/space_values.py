@@ -5,13 +5,13 @@ Text, sequences and graphs lie in arrays of fixed size: their content first, the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.spec import ACTION_MASK, LAST_ACTION, LAST_REWARD, LENGTH, OBSERVATION, Array, EnvSpec, Field, Padded
+from apexrl.spec import ACTION_MASK, LENGTH, OBSERVATION, Array, EnvSpec, Field, Padded
 
 BYTE_VALUES = 256  # of text, which is UTF-8
 
@@ -214,14 +214,3 @@ def varying_rows(spec: EnvSpec, values: Sequence[Mapping[str, Any]]) -> dict[str
         for row, one in enumerate(values):
             writer.write(one[padded.of], rows, row)
     return rows
-
-
-def past_missing(spec: EnvSpec, given: Collection[str]) -> str:
-    """What to do, for an error, where an observation of entries ``given`` lacks what a wrapper of ours adds."""
-    missing = spec.observation.keys() - set(given)
-    advice = ""
-    if missing & {LAST_ACTION, LAST_REWARD}:
-        advice = ". It was trained with last_action_reward: wrap your environment in apexrl.envs.LastActionReward too"
-    if ACTION_MASK in missing:
-        advice += ". It was trained with action masks: wrap your environment in apexrl.envs.ActionMasks, too"
-    return advice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -382,6 +382,17 @@ class EnvSpec:
         shape = field.shape  # [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end
         sides = shape if len(shape) == 2 else shape[:2] if shape[-1] <= shape[0] else shape[1:]
         return min(sides) >= SHORTEST_IMAGE_SIDE
+
+
+def past_missing(spec: EnvSpec, given: Collection[str]) -> str:
+    """What to do, for an error, where an observation of entries ``given`` lacks what a wrapper of ours adds."""
+    missing = spec.observation.keys() - set(given)
+    advice = ""
+    if missing & {LAST_ACTION, LAST_REWARD}:
+        advice = ". It was trained with last_action_reward: wrap your environment in apexrl.envs.LastActionReward too"
+    if ACTION_MASK in missing:
+        advice += ". It was trained with action masks: wrap your environment in apexrl.envs.ActionMasks, too"
+    return advice
 
 
 def split_observation(values: Mapping[str, Array], prefix: str = "") -> dict[str, Array]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from apexrl.errors import SpecError
-from apexrl.space_values import named_values, past_missing, value_names, varying_rows
-from apexrl.spec import Array, EnvSpec
+from apexrl.space_values import named_values, value_names, varying_rows
+from apexrl.spec import Array, EnvSpec, past_missing
 
 
 def named_observation(spec: EnvSpec, observation: Any) -> dict[str, Array]:

@@ -15,8 +15,8 @@ from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
-from apexrl.space_values import named_values, past_missing, refuse_no_action, value_names, varying_rows
-from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec
+from apexrl.space_values import named_values, refuse_no_action, value_names, varying_rows
+from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, past_missing
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack
