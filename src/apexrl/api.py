@@ -247,10 +247,8 @@ def evaluate(
         run: run folder, or the result of ``train``.
         episodes: number of episodes, at least 1.
         video: folder for one video per episode (extra ``video``; the environment must render ``rgb_array``).
+        checkpoint, env, trust: as for ``load``.
         seed: of the environments.
-        checkpoint: ``best``, ``latest``, or a checkpoint file.
-        env: makes the environment, in place of the one that the folder names.
-        trust: as for ``load``.
         actions: ``greedy``: the best action, or the policy's mode; ``sampled``: drawn from the policy.
         epsilon: probability that an action is uniformly random instead.
         sticky: probability that an environment repeats its previous action.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -120,6 +121,15 @@ def close(arrays: dict[str, Array], prefix: str, network: nn.Module) -> None:
     for name, parameter in network.named_parameters():
         expected = parameter.detach().numpy()
         np.testing.assert_allclose(arrays[prefix + name], expected, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def learned_as(agent: Any, rule: Published) -> None:
+    """The agent has learned what the published rule learns."""
+    weights = agent.weights()
+    close(weights, "policy/", rule.policy)
+    close(weights, "critics/", rule.critics)
+    close(agent.state_dict(), "critics/target/", rule.target)
+    assert float(weights["temperature/log"]) == pytest.approx(float(rule.log_alpha.detach()), rel=1e-3)
 
 
 def copy_moments(optimizer: torch.optim.Optimizer, trained: Any) -> None:
