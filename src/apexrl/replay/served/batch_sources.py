@@ -18,8 +18,6 @@ class BatchSource(Protocol):
     layout: Layout
     native: _native.Replay | None
     """Gathers directly into the server's arrays; None: the items are not in this host's memory."""
-    fifo: bool
-    """Items go when they are sampled."""
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> object:
         """ConfigError: there are no such batches."""
@@ -57,7 +55,7 @@ class LocalSource:
         self._core = core
         self.layout = core.layout
         self.native: _native.Replay | None = core.native
-        self.fifo = core.consumes
+        self._fifo = core.consumes  # items go when they are sampled
         self.check_batch = core.check_batch
 
     def closes(self, server: Closable) -> None:
@@ -66,13 +64,13 @@ class LocalSource:
     def begin(self, out: int) -> None:
         self._core.own()
         # Batches of a fifo replay that outlived an earlier server were counted as lost when it died.
-        self._core.native.adopt(out if self.fifo else 0)
+        self._core.native.adopt(out if self._fifo else 0)
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
         self._core.fill(arrays.outputs, size, beta, normalize, timeout=0.0, outstanding=True)
 
     def done(self, items: int, lost: bool) -> None:
-        if self.fifo:
+        if self._fifo:
             self._core.native.done(items, lost)
 
     def wait(self, timeout: float) -> None:
@@ -90,7 +88,6 @@ class Sharded(Protocol):
 class ShardedSource:
     """Batches of a sharded replay, which is not fifo."""
 
-    fifo = False
     native: _native.Replay | None = None
 
     def __init__(self, replay: Sharded, layout: Layout) -> None:
