@@ -17,7 +17,6 @@ from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.datasets.minari_files import Dataset
-from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.loaded_agent import load_agent
 from apexrl.launch import launch
@@ -27,6 +26,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
 from apexrl.topologies.validation import validate
+from corridor_values import q_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 from corridor_data import CORRIDOR, corridor_episodes, write_corridor
@@ -69,7 +69,7 @@ def test_conservative_values_find_the_exit_that_the_dataset_seldom_took(tmp_path
     assert summary["env_steps"] == 0
     agent = load_agent(RunFolder.open(tmp_path / "run"), "latest", "cpu", config=config)
     chosen = [int(agent.act(np.int64(state))) for state in range(6)]
-    assert chosen == Corridor.q_star(6, 0.9).argmax(axis=1).tolist()
+    assert chosen == q_star(6, 0.9).argmax(axis=1).tolist()
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     evaluations = [row for row in rows if row["kind"] == "evaluation" and not row.get("final")]
     assert evaluations
