@@ -38,6 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """What an earlier test has set in this process holds no longer."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def _no_leftovers_in_shm():
     """Whatever a test does, nothing of ours may lie in /dev/shm afterwards."""
 

@@ -47,9 +47,7 @@ def fake_launch(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """A launcher that starts nothing: it tells its observers, three times, and stops when asked to."""
     seen: list[Config] = []
 
-    def launch(
-        config: Config, observers: Sequence[Observer] = (), resume: Path | None = None, env: Any = None
-    ) -> dict[str, Any]:
+    def launch(config: Config, observers: Sequence[Observer], resume: Path | None, **_: Any) -> dict[str, Any]:
         seen.append(config)
         folder = RunFolder.open(resume) if resume else new_folder(config)
         everyone = [RunLog(folder.path), *observers]

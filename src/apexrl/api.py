@@ -132,15 +132,15 @@ def train(
     if env is not None:
         overrides["env"] = env
     log_format = overrides.get("log_format", config.log_format if isinstance(config, Config) else "text")
-    observers: list[Observer] = [*panels(show, log_format), *(CallbackObserver(callback) for callback in callbacks)]
+    observers: list[Observer] = [*panels(show, log_format), *map(CallbackObserver, callbacks)]
     placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]
     config = start_of(config, overrides, placed, partial(_tell, observers))
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
     config = convert.override(config, overrides)
     placement = chosen_placement(redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run)
-    again: dict[str, Any] = {"resume_or_start": True} if resume_or_start else {}
     config = validate(config, overrides, elsewhere=bool(listen))
-    return _run(config, observers=observers, placement=placement, checkpoint_url=checkpoint_url, **again)
+    where: dict[str, Any] = {"placement": placement, "checkpoint_url": checkpoint_url}
+    return _run(config, observers=observers, resume_or_start=resume_or_start, **where)
 
 
 def resume(
@@ -166,14 +166,11 @@ def resume(
     Args:
         path: the run folder; or the URL of its copies in an object store (``checkpoint_url`` and the run's name), which
             are brought to a folder of that name below ``out``, and are continued.
-        callbacks: as for ``train``.
-        show: as for ``train``.
-        redis: as for ``train``; actors that wait for the run join it again.
+        callbacks, show, replace_run, checkpoint_url: as for ``train``.
+        redis, listen, token, tls, advertise: as for ``train``; hosts that wait for the run join it again.
         run: as for ``train`` (default: the previous name).
-        listen, token, tls, advertise: as for ``train``; workers that wait for the run join it again.
         ray: as for ``train`` (default: the previous cluster, when it is on this machine); ``none``: without Ray.
         trust: your own modules from which the folder may name an environment, an agent or a network.
-        replace_run, checkpoint_url: as for ``train``.
         out: folder for run folders, where ``path`` is a URL.
         **overrides: settings that replace those of its ``config.toml``, such as ``minutes=30``.
     """
@@ -182,7 +179,6 @@ def resume(
 
     path, checkpoint_url = restored(path, out, checkpoint_url)
     folder = RunFolder.open(path)
-    observers: list[Observer] = [CallbackObserver(callback) for callback in callbacks]
     placement = chosen_placement(
         redis, run, listen, token, tls, ray, advertise=advertise, replace_run=replace_run, resumed=folder.path
     )
@@ -190,7 +186,7 @@ def resume(
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     config = validate(config, overrides, elsewhere=bool(listen))
-    observers = [*panels(show, config.log_format), *observers]
+    observers = [*panels(show, config.log_format), *map(CallbackObserver, callbacks)]
     return _run(config, observers=observers, resume=folder.path, placement=placement, checkpoint_url=checkpoint_url)
 
 
@@ -251,10 +247,8 @@ def evaluate(
         run: run folder, or the result of ``train``.
         episodes: number of episodes, at least 1.
         video: folder for one video per episode (extra ``video``; the environment must render ``rgb_array``).
+        checkpoint, env, trust: as for ``load``.
         seed: of the environments.
-        checkpoint: ``best``, ``latest``, or a checkpoint file.
-        env: makes the environment, in place of the one that the folder names.
-        trust: as for ``load``.
         actions: ``greedy``: the best action, or the policy's mode; ``sampled``: drawn from the policy.
         epsilon: probability that an action is uniformly random instead.
         sticky: probability that an environment repeats its previous action.
@@ -359,7 +353,7 @@ def run(
     if checkpoint_url:
         observers = [*observers, copies(checkpoint_url)]
     with ExitStack() as stack:
-        where: dict[str, Any] = {} if placement is None else {"placement": placement}
+        claim = None
         if resume_or_start:
             tell = partial(_tell, observers)
             claim = stack.enter_context(closing(claim_by_name(config, placement, tell, checkpoint_url)))
@@ -367,9 +361,9 @@ def run(
                 remember.started(config, claim.folder.path)
                 tell(f"run {claim.folder.path} is done: {claim.ended}")
                 return Run(claim.folder.path, None, config)
-            config, where = claim.config, {**where, "claim": claim}
+            config = claim.config
         with drawn(remember, observers):
-            summary = launch(config, observers=[remember, *observers], resume=resume, **where)
+            summary = launch(config, [remember, *observers], resume, placement=placement, claim=claim)
     assert remember.path is not None, "launch told no observer of its folder"
     return Run(remember.path, summary, config)
 

@@ -104,7 +104,6 @@ class Agent(Protocol):
         """Choose actions. ``observations`` name -> [B, (stack,) ...]; ``exploration`` [B]: ε of each environment,
         or σ where actions are a box; infinite: act uniformly at random. An agent whose policy is random by itself may
         pass it over."""
-        ...
 
     def update(self, prepared: Any) -> Learned:
         """One gradient step on a batch (``Sampled``), or on what ``prepare`` made of it.
@@ -112,19 +111,15 @@ class Agent(Protocol):
         Raises:
             NonFiniteError: the loss is not finite; parameters are as they were.
         """
-        ...
 
     def weights(self) -> dict[str, Array]:
         """Acting parameters as named arrays (views or copies)."""
-        ...
 
     def load(self, weights: Arrays) -> None:
         """Take acting parameters as published by another process."""
-        ...
 
     def state_dict(self) -> dict[str, Array]:
         """All that a resume needs as flat named arrays: parameters, target, optimizer, RNG, counters."""
-        ...
 
     def load_state_dict(self, state: Arrays) -> None: ...
 
@@ -139,7 +134,6 @@ class Prioritizing(Protocol):
         ``items`` maps names as in ``Batch.data`` ([N, ...]), plus ``<extra>`` and ``next_<extra>`` for the recorded
         extras; it gathers lazily, so only what is read costs anything.
         """
-        ...
 
 
 STATISTICS = "/optimizer/"
@@ -185,7 +179,6 @@ class WeightsWriter(Protocol):
 class WeightsReader(Protocol):
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
         """The newest (version, weights), or None when nothing newer than ``newer_than`` is there."""
-        ...
 
 
 class StepWriter(Protocol):
@@ -211,36 +204,28 @@ class Context(Protocol):
     def clock(self) -> float:
         """Seconds for periods. When roles take turns in one process it counts environment steps instead, so that a run
         can be repeated exactly."""
-        ...
 
     def should_stop(self) -> bool:
         """True once the run is ending, or this worker's part in it; cheap enough for every step."""
-        ...
 
     def hurried(self) -> bool:
         """True when the run is ending at a person's wish: skip what takes long, such as a final evaluation."""
-        ...
 
     def count(self, **increments: int) -> None:
         """Add to this worker's shared counters (``env_steps``, ``episodes``, ``updates``, …)."""
-        ...
 
     def total(self, counter: str) -> int:
         """A counter summed over the whole run, restarts and resumed runs included."""
-        ...
 
     def send(self, kind: str, **values: Any) -> None:
         """Tell the supervisor something (JSON-able values); never blocks, drops are counted."""
-        ...
 
     def env_change(self) -> EnvChange:
         """Settings of environments that callbacks have changed; cheap enough for every reset."""
-        ...
 
     def env_call(self) -> AbstractContextManager[None]:
         """Marks an environment call, so that one which hangs beyond the limit is seen from outside. Several may be in
         progress, also in several threads: the oldest counts."""
-        ...
 
 
 class Role(Protocol):
@@ -248,8 +233,6 @@ class Role(Protocol):
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do (the caller may then wait a little)."""
-        ...
 
     def close(self) -> None:
         """Wind up after an orderly stop: last checkpoint, final evaluation, release."""
-        ...

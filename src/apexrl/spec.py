@@ -34,8 +34,6 @@ LENGTH = "/length"
 SHORTEST_IMAGE_SIDE = 5
 """Pixels; what has a shorter side is a vector."""
 
-_LZ4_MOST_BYTES = 0x7E000000
-
 ACHIEVED_GOAL, DESIRED_GOAL = "observation/achieved_goal", "observation/desired_goal"
 """What a goal environment shows besides (gymnasium-robotics' ``GoalEnv``)."""
 
@@ -90,7 +88,7 @@ class Field:
             )
         if self.compressed and (self.ragged or self.per_item):
             raise SpecError("a Field cannot be compressed and ragged or per_item")
-        if self.compressed and math.prod(shape) * dtype.itemsize > _LZ4_MOST_BYTES:
+        if self.compressed and math.prod(shape) * dtype.itemsize > 0x7E000000:
             raise SpecError(f"Field shape {shape} is larger than 0x7E000000 bytes, of which LZ4 compresses no more")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)

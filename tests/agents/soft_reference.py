@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apexrl import agents
 from apexrl.config import AgentConfig, Config
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
 BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=LOW, high=HIGH))
 MULTI = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), nvec=(2, 3)))
 ROWS, D, N = 12, 2, 6
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
 
 
 def config_of(name: str, **changes: Any) -> AgentConfig:
@@ -126,6 +121,15 @@ def close(arrays: dict[str, Array], prefix: str, network: nn.Module) -> None:
     for name, parameter in network.named_parameters():
         expected = parameter.detach().numpy()
         np.testing.assert_allclose(arrays[prefix + name], expected, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def learned_as(agent: Any, rule: Published) -> None:
+    """The agent has learned what the published rule learns."""
+    weights = agent.weights()
+    close(weights, "policy/", rule.policy)
+    close(weights, "critics/", rule.critics)
+    close(agent.state_dict(), "critics/target/", rule.target)
+    assert float(weights["temperature/log"]) == pytest.approx(float(rule.log_alpha.detach()), rel=1e-3)
 
 
 def copy_moments(optimizer: torch.optim.Optimizer, trained: Any) -> None:

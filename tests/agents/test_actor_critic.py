@@ -39,11 +39,6 @@ PLAYS: dict[str, tuple[EnvConfig, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def plays() -> dict[str, Batch]:
     """What an agent of each kind recorded, all unrolls of 120 steps of 4 environments."""

@@ -24,11 +24,6 @@ OWN, STATE = "observation/obs", "observation/state"
 MEMORY: dict[str, Any] = {"memory": "lstm"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def spec_of(env: EnvConfig = TOGETHER) -> EnvSpec:
     vector = make_vector(env, 2, 0)
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from soft_reference import half_square
 from torch import Tensor, nn
 
 from apexrl import agents
@@ -22,15 +22,10 @@ from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError, NonFiniteError
 from apexrl.losses.distributional import categorical_divergence, categorical_projection
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)
 SPEC = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=LOW, high=HIGH))
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
 
 
 def config_of(name: str, **changes: Any) -> AgentConfig:
@@ -72,11 +67,6 @@ def parts(agent: Deterministic, part: str) -> dict[str, Array]:
 NAMES = ("ddpg", "bires_ddpg", "td3", "d4pg")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 # The published rules
 
 
@@ -104,13 +94,6 @@ class Plain:
                 x = (torch.relu(x) if place else x) @ weight[k] + bias[k]
             answers.append(x)
         return torch.stack(answers)
-
-
-def half_square(delta: Tensor, kappa: float) -> Tensor:
-    """½δ², or Huber's loss."""
-    if not kappa:
-        return 0.5 * delta.square()
-    return nn.functional.huber_loss(delta, torch.zeros_like(delta), reduction="none", delta=kappa)
 
 
 Loss = Callable[[Plain, Batch], tuple[Tensor, Tensor, Tensor]]

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from apexrl.agents.bootstrap import Greedy
 from apexrl.agents.dqn import DQN
@@ -15,24 +14,14 @@ from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig
 from apexrl.errors import AgentError, ConfigError, NonFiniteError, SnapshotError, SpecError
 from apexrl.losses import td_loss
-from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from sampled_batch import Batch
 
 VECTOR = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=3))
 PIXELS = EnvSpec({"observation": Field((16, 16), "uint8")}, ActionSpec(n=3), stack=2)
 
 
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
-
-
 SMALL = AgentConfig(hidden=(32, 32), target_period_updates=10)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def make_batch(spec: EnvSpec = VECTOR, rows: int = 16, seed: int = 0) -> Batch:

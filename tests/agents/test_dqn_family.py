@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from apexrl.agents import AGENTS, with_agent
@@ -21,6 +20,7 @@ from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 VECTOR = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=3))
 PIXELS = EnvSpec({"observation": Field((10, 10, 4), "bool")}, ActionSpec(n=3))
@@ -43,17 +43,6 @@ FAMILY = [
     for name, info in AGENTS.items()
     if info.where == "apexrl.agents.dqn:DQN" and name != "discrete_cql"  # test_offline_agents.py
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
 
 
 def config_of(name: str, **settings: Any) -> AgentConfig:

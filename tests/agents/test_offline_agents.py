@@ -28,11 +28,6 @@ BANDIT = EnvSpec(
 BEST = 0.5  # of the bandit: a = BEST · s
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def config_of(name: str, **changes: Any) -> AgentConfig:
     small = {"hidden": (16, 8), "critic_hidden": (12, 16), "learning_rate": 1e-2, "polyak": 0.05}
     return replace(agents.with_agent(Config(), name).agent, **{**small, "gradient_clip": 0.0, **changes})

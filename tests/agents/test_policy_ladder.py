@@ -26,11 +26,6 @@ from apexrl.networks.recurrent_trunk import POLICY
 GAMMA, LEAST = 0.997, 0.9
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_gammas_are_never_give_ups() -> None:
     """Badia et al. 2020, appendix, equation 4, in its own order of computing."""
     count = 32

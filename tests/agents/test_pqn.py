@@ -22,11 +22,6 @@ from apexrl.replay import Batch
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def agent_for(seed: int = 0, **changes: Any) -> PQN:
     return PQN(spec_of(CARTPOLE), config_of("pqn", **{"trace_lambda": 0.8, **changes}), "cpu", seed)
 

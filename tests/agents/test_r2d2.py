@@ -38,11 +38,6 @@ POSITIONS = EnvConfig(env="apexrl.envs.toy:PositionCartPole-v0")
 SPEC = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Played:
     """A replay full of what an agent did, every step numbered, and what its actor said of every sequence."""
 

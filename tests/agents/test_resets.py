@@ -40,11 +40,6 @@ BBF = AgentConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 # The horizon
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from soft_reference import HIGH, LOW, ROWS, D, Published, close, config_of, make, make_batch, squashed, unclipped
+from soft_reference import HIGH, LOW, ROWS, D, Published, config_of, learned_as, make, make_batch, squashed, unclipped
 from torch import Tensor
 
 from apexrl.agents.parameter_layout import places
@@ -75,11 +75,7 @@ def test_updates_are_the_published_rule(critics: int) -> None:
                 slow.lerp_(fast, config.polyak)
         divergence = (entropies + torch.xlogy(y, y).sum(dim=1)).mean(dim=0)
         np.testing.assert_allclose(learned.priorities, divergence.detach().numpy(), rtol=2e-3, atol=1e-4)
-    weights, state = agent.weights(), agent.state_dict()
-    close(weights, "policy/", rule.policy)
-    close(weights, "critics/", rule.critics)
-    close(state, "critics/target/", rule.target)
-    assert float(weights["temperature/log"]) == pytest.approx(float(rule.log_alpha.detach()), rel=1e-3)
+    learned_as(agent, rule)
     assert any(not torch.equal(one, two) for one, two in zip(first.parameters(), rule.target.parameters(), strict=True))
 
 

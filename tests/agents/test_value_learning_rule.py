@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -17,6 +16,7 @@ from apexrl.agents import with_agent
 from apexrl.agents.dqn import DQN
 from apexrl.config import AgentConfig, Config
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 ACTIONS, ROWS, UPDATES = 3, 24, 4
 SPECS = {
@@ -66,17 +66,6 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 every_spec = pytest.mark.parametrize("kind", SPECS)
 
 Parameters = dict[str, Tensor]
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def config_of(rule: str) -> AgentConfig:

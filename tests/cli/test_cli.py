@@ -49,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Confi
     """Collects what would be run instead of running it; the run folder is ``tmp_path``."""
     runs: list[tuple[Config, Path | None]] = []
 
-    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any, **_: Any) -> Any:
         runs.append((config, resume))
         on_folder(tmp_path)
 
@@ -153,7 +153,7 @@ def test_exit_codes_of_failures(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any) -> Any:
+    def run(config: Config, *, observers: Any, resume: Path | None, on_folder: Any, **_: Any) -> Any:
         if begun:
             on_folder(tmp_path)
         raise error
@@ -382,18 +382,18 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     asked: list[Any] = []
 
-    def evaluate(*words: Any, **more: Any) -> Evaluation:
-        asked.append((words, more))
+    def evaluate(**words: Any) -> Evaluation:
+        asked.append(words)
         return Evaluation([1.0, 3.0], Path("best.safetensors"), [Path("films/episode-001.mp4")])
 
     monkeypatch.setattr("apexrl.api.evaluate", evaluate)
     assert main.main(["eval", "runs/x", "--episodes", "2", "--video", "films"]) == 0
     same = {"seed": 1_000_000_007, "checkpoint": "best", "trust": ()}
     own = dict.fromkeys(("actions", "epsilon", "sticky", "noops"))  # as the run's evaluations
-    assert asked == [(("runs/x", 2, "films"), {**same, **own})]
+    assert asked == [{"run": "runs/x", "episodes": 2, "video": "films", **same, **own}]
     other = {"actions": "sampled", "epsilon": 0.05, "sticky": 0.25, "noops": 30}
     assert main.main(["eval", "runs/x", *(word for name in other for word in (f"--{name}", str(other[name])))]) == 0
-    assert asked[1][1] == {**same, **other}
+    assert asked[1] == {"run": "runs/x", "episodes": 20, "video": None, **same, **other}
     assert capsys.readouterr().out.startswith(
         "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 episodes (greedy)\n"
         "weights: best.safetensors\nvideo: films/episode-001.mp4\n"

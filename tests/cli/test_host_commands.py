@@ -63,7 +63,7 @@ def test_the_url_may_stand_in_the_environment_and_is_taken_out_of_it(
         assert "APEXRL_REDIS_URL" not in os.environ
     monkeypatch.setenv("APEXRL_REDIS_URL", "redis://secret")
     assert main.main(["train", "cartpole"]) == 0
-    assert "placement" not in met[-1]
+    assert met[-1]["placement"] is None
 
 
 def test_a_token_signs_what_hosts_are_told(
@@ -151,7 +151,7 @@ def test_a_resumed_run_meets_as_before(met: list[dict[str, Any]], tmp_path: Path
     assert met[-1]["placement"] == Redis("redis://h", "", None)
     assert met[-1]["resume"] == tmp_path
     assert main.main(["resume", str(tmp_path)]) == 0
-    assert "placement" not in met[-1]
+    assert met[-1]["placement"] is None
 
 
 @pytest.mark.parametrize(

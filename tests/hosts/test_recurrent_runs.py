@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from host_rig import RUN, Places, wait_for
 
 from apexrl import presets
@@ -81,11 +80,6 @@ def assert_sequences_are_whole(folder: RunFolder) -> None:
     ratio = priorities / batch.probabilities
     np.testing.assert_allclose(ratio, np.median(ratio), rtol=1e-3)
     assert np.std(priorities) > 0.02 * np.mean(priorities)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("changes", [{"vector": "sync"}, {"vector": "threads"}, TRANSFORMER])

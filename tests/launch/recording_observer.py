@@ -19,6 +19,7 @@ from apexrl.config import (
     ReplayConfig,
     StopConfig,
 )
+from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
 Act = Callable[[RunStatus], bool | None]
@@ -54,6 +55,13 @@ class Watcher:
     def said(self, kind: str) -> list[dict[str, Any]]:
         """The values of all events of one kind."""
         return [values for name, values in self.events if name == kind]
+
+
+def arrays_of(config: Config) -> dict[str, Any]:
+    """What the newest checkpoint of a run holds."""
+    found = checkpoint.load_latest(Path(config.out) / config.name / "checkpoints")
+    assert found is not None
+    return dict(found.arrays)
 
 
 def small(tmp_path: Path, *, env: Any = "CartPole-v1", stop: StopConfig | None = None, **env_kwargs: Any) -> Config:

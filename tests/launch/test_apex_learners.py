@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from recording_observer import Watcher
 
 from apexrl.agents import with_agent
@@ -38,11 +37,6 @@ SMALL: dict[str, Any] = {
     "eval_period_seconds": 0.5,
     "env_steps": 1500,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def config_for(tmp_path: Path, name: str = "run", agent: str = "dqn", **changes: Any) -> Config:

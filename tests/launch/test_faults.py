@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from recording_observer import Watcher, all_gone, small, with_actors, with_learner
 
-from apexrl.config import StopConfig
+from apexrl.config import EnvConfig, StopConfig
 from apexrl.errors import EnvError, WorkerError
 from apexrl.launch import launch
 from apexrl.run.status import RunStatus
@@ -186,7 +186,8 @@ def test_an_environment_callable_needs_no_importable_name(tmp_path: Path) -> Non
 
     limit = 11
     config = replace(small(tmp_path), stop=StopConfig(env_steps=500))
-    launch(config, [watcher := Watcher()], env=lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit))
+    made = EnvConfig(env=lambda: gymnasium.make("CartPole-v1", max_episode_steps=limit))
+    launch(replace(config, env=made), [watcher := Watcher()])
     assert max(max(values["lengths"]) for values in watcher.said("episodes")) == limit
 
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from recording_observer import Watcher
+from recording_observer import Watcher, arrays_of
 
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.launch import launch
 from apexrl.presets import with_topology
-from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
 T, BATCH = 5, 8
@@ -35,20 +33,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def config_for(tmp_path: Path, name: str = "run", **changes: Any) -> Config:
     chosen = with_topology(override(Config(), {"out": str(tmp_path), "name": name}), "impala")
     return override(chosen, {**SMALL, **changes})
-
-
-def arrays_of(config: Config) -> dict[str, Any]:
-    found = checkpoint.load_latest(Path(config.out) / config.name / "checkpoints")
-    assert found is not None
-    return dict(found.arrays)
 
 
 def pids_of(status: RunStatus, role: str) -> list[int]:

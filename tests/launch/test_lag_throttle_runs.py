@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from recording_observer import Watcher
 
 from apexrl.config import Config
@@ -36,11 +35,6 @@ SLOW: dict[str, Any] = {
     "env_steps": 800,
     "max_policy_lag": LIMIT,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def config_for(tmp_path: Path, topology: str, **changes: Any) -> Config:

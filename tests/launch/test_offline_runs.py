@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from recording_observer import Watcher
 
 import apexrl
@@ -18,7 +17,6 @@ from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.datasets.minari_files import Dataset
-from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.loaded_agent import load_agent
 from apexrl.launch import launch
@@ -28,6 +26,7 @@ from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
 from apexrl.topologies.validation import validate
+from corridor_values import q_star
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 from corridor_data import CORRIDOR, corridor_episodes, write_corridor
@@ -47,11 +46,6 @@ SMALL: dict[str, Any] = {
     "checkpoint_seconds": 0.5,
     "gamma": 0.9,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +69,7 @@ def test_conservative_values_find_the_exit_that_the_dataset_seldom_took(tmp_path
     assert summary["env_steps"] == 0
     agent = load_agent(RunFolder.open(tmp_path / "run"), "latest", "cpu", config=config)
     chosen = [int(agent.act(np.int64(state))) for state in range(6)]
-    assert chosen == Corridor.q_star(6, 0.9).argmax(axis=1).tolist()
+    assert chosen == q_star(6, 0.9).argmax(axis=1).tolist()
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     evaluations = [row for row in rows if row["kind"] == "evaluation" and not row.get("final")]
     assert evaluations

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from recording_observer import Watcher, all_gone
+from recording_observer import Watcher, all_gone, arrays_of
 
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.launch import launch
 from apexrl.presets import with_topology
-from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
 T, BATCH = 5, 8
@@ -36,20 +34,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def config_for(tmp_path: Path, name: str = "run", **changes: Any) -> Config:
     chosen = with_topology(override(Config(), {"out": str(tmp_path), "name": name}), "sample_factory")
     return override(chosen, {**SMALL, **changes})
-
-
-def arrays_of(config: Config) -> dict[str, Any]:
-    found = checkpoint.load_latest(Path(config.out) / config.name / "checkpoints")
-    assert found is not None
-    return dict(found.arrays)
 
 
 def test_lock_step_runs_with_a_memory_are_equal_to_the_last_bit(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
@@ -94,11 +93,6 @@ class House:
             self.server.close()
         finally:
             self.replay.close()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("patience", [0.0, 0.02])

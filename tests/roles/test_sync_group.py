@@ -33,11 +33,6 @@ CONFIG = override(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def filled(seed: int, batches: int = 12, reward: float = 1.0) -> Replay:
     """A queue of unrolls of one stream, each step of version 1."""
     agent = ActorCritic(SPEC, CONFIG.agent)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from apexrl import agents
 from apexrl.config import Config
@@ -19,16 +18,11 @@ from apexrl.links.averaging.gradient_averaging import AveragingMember, GradientA
 from apexrl.protocols import Learned
 from apexrl.roles.sync_group import SyncGroup, _flat
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
+from sampled_batch import Batch
 
 T, ROWS = 4, 6
 DISCRETE = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(n=2))
 BOX = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=-np.ones(2), high=np.ones(2)))
-
-
-class Batch(NamedTuple):
-    data: dict[str, Array]
-    keys: NDArray[np.uint64]
-    weights: NDArray[np.float32]
 
 
 def transitions(seed: int) -> Batch:
@@ -108,11 +102,6 @@ def assert_same(one: Any, two: Any) -> None:
     assert first.keys() == second.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", CASES)

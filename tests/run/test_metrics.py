@@ -33,12 +33,16 @@ def test_rate_of_a_counter_that_begins_anew() -> None:
 
 
 def test_progress_follows_the_nearest_rule() -> None:
-    assert progress(StopConfig(), 10, 5.0, 3.0) == (None, None)
-    assert progress(StopConfig(stop_at_return=1.0), 10, 5.0, 3.0) == (None, None)
-    assert progress(StopConfig(env_steps=100), 25, 5.0, 3.0) == (0.25, 15.0)
-    assert progress(StopConfig(env_steps=100), 25, 0.0, 3.0) == (0.25, None)
-    assert progress(StopConfig(env_steps=100), 200, 5.0, 3.0) == (1.0, 0.0)
-    assert progress(StopConfig(minutes=1.0, env_steps=1000), 25, 5.0, 30.0) == (0.5, 30.0)
+    def reached(stop, *numbers):
+        names = ("env_steps", "env_steps_per_second", "elapsed_seconds")
+        return progress(stop, RunStatus(**dict(zip(names, numbers, strict=True))))
+
+    assert reached(StopConfig(), 10, 5.0, 3.0) == (None, None)
+    assert reached(StopConfig(stop_at_return=1.0), 10, 5.0, 3.0) == (None, None)
+    assert reached(StopConfig(env_steps=100), 25, 5.0, 3.0) == (0.25, 15.0)
+    assert reached(StopConfig(env_steps=100), 25, 0.0, 3.0) == (0.25, None)
+    assert reached(StopConfig(env_steps=100), 200, 5.0, 3.0) == (1.0, 0.0)
+    assert reached(StopConfig(minutes=1.0, env_steps=1000), 25, 5.0, 30.0) == (0.5, 30.0)
 
 
 def test_rows_and_events(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from apexrl.agents import with_agent
 from apexrl.config import Config
@@ -54,11 +53,6 @@ SMALL: dict[str, Any] = {
     "eval_envs": 2,
     "stop_at_return": None,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

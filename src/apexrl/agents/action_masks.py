@@ -32,34 +32,27 @@ class Masks(Protocol):
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         """Outputs float [B, n], those of actions that are not possible replaced by ``LEAST``."""
-        ...
 
     def acted(self, outputs: Floats, observation: Arrays) -> Floats:
         """As ``values``, of arrays."""
-        ...
 
     def networks_see(self, observation: Arrays) -> Arrays:
         """What an observation holds beside its mask, which no network reads."""
-        ...
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
         """Mean of outputs [B, n], those of actions that are not possible left out."""
-        ...
 
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
         """As ``values``, of outputs [T, B, n] and observations [B, T or more, (stack,) *shape]."""
-        ...
 
     def explored(
         self, index: Ints, explore: NDArray[np.bool_], rng: np.random.Generator, observation: Observation
     ) -> Ints:
         """Actions [B], those where ``explore`` [B] is true replaced by uniformly random possible ones."""
-        ...
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
         """E[log π] [B], moved so that it is compared with ``target``, nats, as if all actions were possible: of the
         entropy that a state's possible actions allow, the policy is to have the same share."""
-        ...
 
 
 class EveryAction:

@@ -82,7 +82,6 @@ class ActorCritic:
 
     Args:
         spec: the environment; a box of actions must have finite bounds.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights, of acting, and of the shuffling of minibatches.
 

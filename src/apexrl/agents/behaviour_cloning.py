@@ -31,8 +31,6 @@ class BehaviourCloning:
     in −1 … 1; of discrete ones their log-probability. Rewards mean nothing to it.
 
     Args:
-        spec: the environment.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights and of exploration.
 

@@ -20,11 +20,9 @@ class Targets(Protocol):
 
     def reward(self, reward: Tensor, q: Tensor, action: Tensor) -> Tensor:
         """R [B], from the environment's and Q⁻(s, ·) [B, n]."""
-        ...
 
     def value(self, later: Tensor, chooser: Tensor) -> Tensor:
         """Of values [B, n], or quantiles or probabilities [B, n, N]: [B] or [B, N]. ``chooser``: Q(s', ·) [B, n]."""
-        ...
 
 
 class Greedy:

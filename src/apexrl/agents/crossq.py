@@ -28,7 +28,7 @@ class CrossQ(SAC):
         config = self._config
         memory = memory_choice(config)
         policy = NormedPolicy(spec, config.hidden, 2 * self._box.size, config.image_units, config.network, memory)
-        return policy.eval(), self._critics_of(spec, CRITICS, 1, NormedLayers).eval()
+        return policy.eval(), self._critics_of(spec, CRITICS, layers=NormedLayers).eval()
 
     def _answers(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         both = side_by_side(batch.observation, batch.next_observation)

@@ -30,7 +30,6 @@ class Decides(Protocol):
             observation: name -> [B, (stack,) *shape], raw.
             state: recurrent state, name -> [B, ...]; zeros at the beginning of an episode.
         """
-        ...
 
 
 @runtime_checkable
@@ -48,4 +47,3 @@ class Draws(Protocol):
         Args:
             noise: float32 [B, k], uniform in 0 … 1 (1 left out) or standard normal, as ``policy_noise.kind`` says.
         """
-        ...

@@ -321,7 +321,6 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
     Args:
         agent: a name of ``AGENTS``.
         topology: in which it runs.
-        facts: of the environment.
         memory: whether its networks are to have one.
         env_steps: of the run; 0: not known.
     """

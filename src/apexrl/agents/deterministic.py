@@ -38,7 +38,6 @@ class Deterministic(ABC):
 
     Args:
         spec: the environment; its actions must be a box with finite bounds.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the networks' first weights and of exploration.
         critics: how many, K.

@@ -51,7 +51,6 @@ class DiscreteSAC:
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the networks' first weights and of exploration.
 

@@ -49,7 +49,6 @@ class DQN:
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights, of exploration, and of all that a pass through the network draws.
 

@@ -43,13 +43,7 @@ class FastSAC(SAC):
         config = self._config
         choice = LayerChoice(layer_norm=config.layer_norm)
         policy = BoundedDeviationPolicy(
-            spec,
-            config.hidden,
-            2 * self._box.size,
-            config.image_units,
-            config.network,
-            choice,
-            memory_choice(config),
+            spec, config.hidden, 2 * self._box.size, config.image_units, config.network, choice, memory_choice(config)
         )
         layers = partial(Ensemble, layer_norm=config.layer_norm)
         return policy, self._critics_of(spec, config.critics, config.atoms, layers)

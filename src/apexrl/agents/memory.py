@@ -35,19 +35,15 @@ class Memory(Protocol):
 
     def now(self, observation: Observation, state: State) -> Observation:
         """What networks see of scaled observations [B, ...] and the state before them; None: an episode begins."""
-        ...
 
     def acted(self, actions: Array, extras: dict[str, Array], seen: Observation, state: State, greedy: bool) -> Acted:
         """What ``act`` returns, of what the networks have seen; ``state`` is that of noise."""
-        ...
 
     def prepare(self, batch: Sampled) -> Transitions | Sequences:
         """A batch on the device."""
-        ...
 
     def fresh(self, items: Arrays) -> Transitions | Sequences:
         """Items that were just recorded."""
-        ...
 
 
 class NoMemory:

@@ -123,9 +123,6 @@ class Normalizer:
     may be an image to it that is too small for convolutions of ours.
 
     Args:
-        spec: the environment.
-        config: the learning rule.
-        device: of PyTorch.
         targets: values are learned in units of their targets, too (PopArt).
     """
 
@@ -234,7 +231,6 @@ class Normalizer:
         )
 
     def sequences(self, batch: Sequences) -> Sequences:
-        """Scaled."""
         return batch._replace(
             warming=self.observation(batch.warming),
             observation=self.observation(batch.observation),
@@ -242,7 +238,6 @@ class Normalizer:
         )
 
     def unrolls(self, batch: Unrolls) -> Unrolls:
-        """Scaled."""
         return batch._replace(observation=self.observation(batch.observation), reward=self.reward(batch.reward))
 
     # Learning

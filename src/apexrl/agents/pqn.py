@@ -46,7 +46,6 @@ class PQN:
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights, of exploration, and of the shuffling of minibatches.
 

@@ -40,7 +40,6 @@ class R2D2:
 
     Args:
         spec: the environment; its actions must be Discrete or MultiDiscrete.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights and of exploration.
 
@@ -200,14 +199,7 @@ class R2D2:
         outputs, _ = network.unroll(observation, state, batch.first[warm:], resets)
         return self._choices.masks.unrolled(network.head(outputs), batch.observation)
 
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of the optimizer; every ``target_period_updates`` of them the online network becomes the target."""
-        self._network.step(groups["q"])
-        self._normalizer.step(groups)
-        self.updates += 1
-        self._network.follow(self.updates)
-
-    gradients = trained_agent.gradients
+    gradients, apply = trained_agent.gradients, trained_agent.apply
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

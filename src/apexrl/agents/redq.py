@@ -41,9 +41,8 @@ class REDQ(SAC):
         self._dropout = Dropout(config.critic_dropout, self._noise) if config.critic_dropout else None
 
     def _networks(self, spec: EnvSpec) -> tuple[Policy, Critics]:
-        return self._mlps(
-            spec, self._config.critics, layers=partial(Ensemble, layer_norm=self._config.critic_layer_norm)
-        )
+        layers = partial(Ensemble, layer_norm=self._config.critic_layer_norm)
+        return self._policy_of(spec), self._critics_of(spec, self._config.critics, layers=layers)
 
     def judged(self, q: Tensor) -> Tensor:
         """The mean of all critics, [B]."""

@@ -45,16 +45,14 @@ class Resets:
         trained = self._trained
         with torch.no_grad():
             for parameters in (trained.parameters, trained.target_parameters):
-                shrink_and_perturb(parameters, self._fresh(), self._config.shrink_factor)
+                with seeded_layers(int(self.rng.integers(2**63))):
+                    fresh_vector = FlatParameters(self._make()).vector
+                shrink_and_perturb(parameters, fresh_vector, self._config.shrink_factor)
             fresh, kept = trained.optimizer_for(trained.parameters.vector), trained.optimizer
             for name, vector in kept.state.items():
                 vector.copy_(fresh.state[name])
             kept.steps.zero_()
         return True
-
-    def _fresh(self) -> Tensor:
-        with seeded_layers(int(self.rng.integers(2**63))):
-            return FlatParameters(self._make()).vector
 
 
 def shrink_and_perturb(parameters: FlatParameters, fresh: Tensor, kept: float) -> None:

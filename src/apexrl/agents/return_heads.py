@@ -55,41 +55,32 @@ class Returns(Protocol):
 
     def read(self, z: Tensor) -> Tensor:
         """Of the network's answers: values [B, n], or probabilities or quantiles [B, n, N]."""
-        ...
 
     def means(self, answers: Tensor) -> Tensor:
         """Q [B, n], of what ``read`` returned."""
-        ...
 
     def backed_up(self, reward: Tensor, discount: Tensor, later: Tensor) -> Tensor:
         """R + d·Z of the later state, [B] or [B, N]."""
-        ...
 
     def losses(self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor) -> Tensor:
         """The loss of every row, [B]. ``fractions``: τ [B, N] of an implicit network."""
-        ...
 
     def errors(self, z: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """Their priorities, [B], without gradient."""
-        ...
 
     def gradient(
         self, z: Tensor, fractions: Tensor | None, action: Tensor, target: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The accelerator of ``losses``: ∂ mean(w·losses) / ∂z in closed form, like z, and ``errors``."""
-        ...
 
     def fields(self, actions: int) -> dict[str, Field]:
         """The fields that acting records."""
-        ...
 
     def recorded(self, answers: Tensor, q: Tensor, action: NDArray[np.int64]) -> dict[str, Array]:
         """The same, of actions just chosen. ``answers`` as ``read`` returned them, on the CPU."""
-        ...
 
     def priorities(self, fresh: Fresh, targets: Targets) -> Tensor:
         """Of recorded items, [B], on the scale of ``errors``."""
-        ...
 
 
 class RecordedMeans:
@@ -196,7 +187,6 @@ class Quantiles(RecordedMeans):
     Args:
         count: N.
         huber: κ; 0 is taken as 1, their papers' value.
-        device: of the network.
     """
 
     def __init__(self, count: int, huber: float, device: torch.device) -> None:

@@ -24,13 +24,7 @@ from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
-from apexrl.agents.transition_batch import (
-    Observation,
-    Transitions,
-    as_array,
-    on_device,
-    side_by_side,
-)
+from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, side_by_side
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value
 from apexrl.networks.actor_critic import Critics, Policy
@@ -56,7 +50,6 @@ class SAC:
 
     Args:
         spec: the environment; its actions must be a box with finite bounds, or hybrid (``HybridSAC``).
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the networks' first weights, of exploration and of the learner's samples from the policy.
 
@@ -101,19 +94,16 @@ class SAC:
         self.updates = 0  # learner updates made
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
-        return self._mlps(spec, CRITICS)
+        return self._policy_of(spec), self._critics_of(spec, CRITICS)
 
-    def _mlps(
-        self, spec: EnvSpec, critics: int, outputs: int = 1, layers: Callable[..., nn.Module] = Ensemble
-    ) -> tuple[Policy, Critics]:
-        """A policy that is an MLP, and critics as of ``_critics_of``."""
-        config = self._config
-        chosen = self._memory_choice
-        outputs_of_policy = 2 * self._box.size
-        policy = Policy(spec, config.hidden, outputs_of_policy, config.image_units, config.network, memory=chosen)
-        return policy, self._critics_of(spec, critics, outputs, layers)
+    def _policy_of(self, spec: EnvSpec, choices: int = 0) -> Policy:
+        """A policy that is an MLP, with a μ and a log σ for each number behind the logits of ``choices``."""
+        config, outputs = self._config, choices + 2 * self._box.size
+        return Policy(spec, config.hidden, outputs, config.image_units, config.network, memory=self._memory_choice)
 
-    def _critics_of(self, spec: EnvSpec, count: int, outputs: int, layers: Callable[..., nn.Module]) -> Critics:
+    def _critics_of(
+        self, spec: EnvSpec, count: int, outputs: int = 1, layers: Callable[..., nn.Module] = Ensemble
+    ) -> Critics:
         """So many critics of as many ``outputs`` each, made by ``layers``."""
         config = self._config
         hidden, chosen = config.critic_hidden or config.hidden, self._memory_choice
@@ -285,10 +275,7 @@ class HybridSAC(SAC):
         self._choice_log_prob: Tensor | None = None  # expected by the last policy's loss, [B]
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
-        config, outputs = self._config, self._softmax.outputs + 2 * self._box.size
-        chosen = self._memory_choice
-        policy = Policy(spec, config.hidden, outputs, config.image_units, config.network, memory=chosen)
-        return policy, self._critics_of(spec, CRITICS, self._choices.n, Ensemble)
+        return self._policy_of(spec, self._softmax.outputs), self._critics_of(spec, CRITICS, self._choices.n)
 
     # Acting
 
@@ -348,9 +335,6 @@ class HybridSAC(SAC):
     def critic_loss(self, batch: Transitions, noise: Tensor) -> CriticLoss:
         """Σ_k mean(w·L(y − Q_k(s, a))) with y = R + d·(Σ_j π(j|s')·(min_k Q⁻_k(s', a', j) − α_c·log π(j|s')) −
         α·log π(a'|s')), of choices j and numbers a'.
-
-        Args:
-            noise: [B, d] standard normal, of which the policy makes a'.
         """
         with torch.no_grad():
             log_probs, next_action, next_log_prob = self._drawn(batch.next_observation, lambda mean: noise)
@@ -363,11 +347,7 @@ class HybridSAC(SAC):
         return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, drawn)
 
     def policy_loss(self, batch: Transitions, noise: Tensor) -> PolicyLoss:
-        """mean(α·log π(a|s) − Σ_j π(j|s)·(min_k Q_k(s, a, j) − α_c·log π(j|s))), of choices j and numbers a.
-
-        Args:
-            noise: [B, d] standard normal, of which the policy makes a.
-        """
+        """mean(α·log π(a|s) − Σ_j π(j|s)·(min_k Q_k(s, a, j) − α_c·log π(j|s))), of choices j and numbers a."""
         log_probs, action, log_prob = self._drawn(batch.observation, lambda mean: noise)
         value = soft_value(self._climbed(batch, action), log_probs, self._choice_temperature.value)
         self._choice_log_prob = (log_probs.exp() * log_probs).sum(dim=1).detach()

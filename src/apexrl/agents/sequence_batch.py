@@ -42,7 +42,6 @@ def sequences(batch: Sampled, burn_in: int, states: tuple[str, ...], device: tor
         batch: of a replay of kind ``sequence``.
         burn_in: W.
         states: the per-item fields that hold the recurrent state.
-        device: where to.
     """
     data = batch.data
     rows, steps = np.nonzero((data["discount"] == 0) & data["mask"])  # terminations

@@ -35,7 +35,8 @@ class TD3(Deterministic):
         config, critic = self._config, self._critic
         with torch.no_grad():
             later = self._mu(self._policy.target, batch.next_observation)
-            later = smoothed(later, self._target_noise(later), config.target_noise_clip)
+            noise = torch.randn(later.shape, generator=self._noise).mul_(config.target_noise)
+            later = smoothed(later, noise.to(later.device, non_blocking=True), config.target_noise_clip)
             next_q = critic.target(batch.next_observation, later)[..., 0]
             target = critic_target(batch.reward, batch.discount, next_q)
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[..., 0]
@@ -52,7 +53,3 @@ class TD3(Deterministic):
             return -q.mean()
         recorded = self._box.to_unit(batch.action)
         return cloned_policy_loss(q[0, :, 0], action, recorded, self._config.cloned_value_weight)
-
-    def _target_noise(self, like: Tensor) -> Tensor:
-        noise = torch.randn(like.shape, generator=self._noise).mul_(self._config.target_noise)
-        return noise.to(like.device, non_blocking=True)

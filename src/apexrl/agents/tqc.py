@@ -34,7 +34,7 @@ class TQC(SAC):
         self._huber = config.huber or 1.0  # the paper's κ
 
     def _networks(self, spec: EnvSpec) -> tuple[Policy, Critics]:
-        return self._mlps(spec, self._config.critics, self._config.quantiles)
+        return self._policy_of(spec), self._critics_of(spec, self._config.critics, self._config.quantiles)
 
     def values(self, answers: Tensor) -> Tensor:
         """Q [K, B], the mean of each critic's quantiles [K, B, M]."""

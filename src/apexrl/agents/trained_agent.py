@@ -105,6 +105,14 @@ def gradients(agent: ValueAgent, batch: Any) -> Gradients:
     return Gradients({next(iter(agent.networks)): agent._network.gradient, **statistics}, priorities, metrics)
 
 
+def apply(agent: ValueAgent, groups: Mapping[str, Tensor]) -> None:
+    """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
+    agent._network.step(groups[next(iter(agent.networks))])
+    agent._normalizer.step(groups)
+    agent.updates += 1
+    agent._network.follow(agent.updates)
+
+
 def update(agent: TrainedAgent, prepared: Any) -> Learned:
     """One learner update: ``gradients``, then ``apply``.
 

@@ -64,7 +64,6 @@ def unrolls(batch: Sampled, action: str, states: tuple[str, ...], device: torch.
         batch: of a replay of kind ``unroll``.
         action: the field that holds what the policy drew.
         states: the per-item fields that hold the recurrent state.
-        device: where to.
     """
     data = batch.data
     seen = {name: unread(array, _behind_ends(data)) for name, array in split_observation(data).items()}

@@ -35,7 +35,6 @@ class LearnsUnrolls(Protocol):
 
     def aims(self, batch: Unrolls) -> Any:
         """What a scaled batch is to lead to: a NamedTuple of tensors [T, B], without gradient."""
-        ...
 
     def gradients(self, batch: Any) -> Gradients: ...
 
@@ -44,11 +43,9 @@ class LearnsUnrolls(Protocol):
     def part_gradients(self, batch: Unrolls, aims: Any, measured: bool) -> Gradients:
         """Of a scaled batch, or of a part towards the part of ``aims`` that is given; with metrics where
         ``measured``."""
-        ...
 
     def step(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer, which alone is no update."""
-        ...
 
 
 def gradients(agent: LearnsUnrolls, batch: Unrolls) -> Gradients:

@@ -39,7 +39,6 @@ class ValueDecomposition:
 
     Args:
         spec: of a team (``envs.team``); of another environment every one of several choices is an agent.
-        config: the learning rule.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights and of exploration.
 
@@ -148,14 +147,7 @@ class ValueDecomposition:
         found = trained_agent.differentiated(self, batch)
         return found._replace(priorities=item_priorities(batch, found.priorities, self._config.priority_eta))
 
-    def apply(self, groups: Mapping[str, Tensor]) -> None:
-        """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says."""
-        self._network.step(groups["q"])
-        self._normalizer.step(groups)
-        self.updates += 1
-        self._network.follow(self.updates)
-
-    gradients = trained_agent.gradients
+    gradients, apply = trained_agent.gradients, trained_agent.apply
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

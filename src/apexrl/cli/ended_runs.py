@@ -15,18 +15,7 @@ def evaluate(words: list[str]) -> int:
 
     wanted = flags.parse(folder_flags.Eval, words, "eval")
 
-    result = api.evaluate(
-        wanted.run,
-        wanted.episodes,
-        wanted.video,
-        seed=wanted.seed,
-        checkpoint=wanted.checkpoint,
-        trust=wanted.trust,
-        actions=wanted.actions,
-        epsilon=wanted.epsilon,
-        sticky=wanted.sticky,
-        noops=wanted.noops,
-    )
+    result = api.evaluate(**vars(wanted))
     returns = result.returns
     print(f"return {result.mean:.2f} ± {result.std:.2f} (min {min(returns):.2f}, max {max(returns):.2f})", end="")
     print(f" over {len(returns)} episodes ({result.protocol})")
@@ -62,8 +51,7 @@ def publish(words: list[str]) -> int:
     from apexrl.cli import flags, folder_flags
 
     wanted = flags.parse(folder_flags.Publish, words, "publish")
-    given = {name: getattr(wanted, name) for name in ("licence", "video", "private", "trust")}
-    print(api.publish(wanted.run, wanted.to, **given))
+    print(api.publish(**vars(wanted)))
     return OK
 
 

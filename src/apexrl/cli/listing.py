@@ -243,7 +243,7 @@ def _of_topology(name: str) -> list[str]:
     about = info(name)
     able = [agent for agent in AGENTS if runs(name, agent)]
     defaults = flat(Config())
-    otherwise = [agent for agent in able if _differs(about.fixed, {**defaults, **AGENTS[agent].settings})]
+    otherwise = [agent for agent in able if not about.fixed.items() <= {**defaults, **AGENTS[agent].settings}.items()]
     kinds = " or ".join(f"{kind}s" for kind in about.kinds)
     notes = [f"runs agents that learn from {kinds}: {', '.join(agent for agent in able if agent not in otherwise)}"]
     if otherwise:
@@ -252,7 +252,3 @@ def _of_topology(name: str) -> list[str]:
     if own := [*about.reads, *([about.settings] if about.settings else [])]:
         notes.append("has " + " ".join(flag(name) for kind in own for name in settings_of(kind) if name not in OWN))
     return [*notes, about.source]
-
-
-def _differs(wanted: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
-    return any(has[name] != value for name, value in wanted.items())

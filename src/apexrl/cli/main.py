@@ -228,14 +228,9 @@ def _run(config: Config, resume: Path | None, placement: Placement | None, watch
     from apexrl.cli.observer_flags import exporters
     from apexrl.config.placement import Redis
 
-    where: dict[str, Any] = {} if placement is None else {"placement": placement}
-    if again:
-        where["resume_or_start"] = True
-    if watch.checkpoint_url:
-        where["checkpoint_url"] = watch.checkpoint_url
-
     run = placement.run if isinstance(placement, Redis) else ""
-    start = partial(api.run, config, resume=resume, **where)
+    where: dict[str, Any] = {"placement": placement, "checkpoint_url": watch.checkpoint_url}
+    start = partial(api.run, config, resume=resume, resume_or_start=again, **where)
     callbacks = named_callbacks(watch.callback)
     observers, told = exporters(watch, "run", run)
     for name in watch.tracker:

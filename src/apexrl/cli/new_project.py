@@ -52,7 +52,6 @@ def write(name: str, out: str | Path = ".") -> str:
 
 
 def _package(name: str) -> str:
-    """The package of a project of that name."""
     package = name.replace("-", "_").lower()
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
         raise ConfigError(f"{name!r} cannot be a project's name: take letters, digits, - and _, with a letter first")

@@ -49,7 +49,6 @@ def other_hosts(wanted: PlacementFlags, run: str, *, actors: bool | None, make: 
     """Where other hosts join; None: nowhere.
 
     Args:
-        wanted: the flags.
         run: ``--run``.
         actors: whether the learner's machine brings actors too (``Redis.actors``); False: it must be told of a server.
         make: a token file, and a certificate of its own, that is not there is made.

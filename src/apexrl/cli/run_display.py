@@ -27,7 +27,6 @@ def shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequenc
 
     Args:
         start: called with ``observers`` and ``on_folder``.
-        watching: more observers.
         told: what to tell the user first.
     """
     from apexrl.report.live_panel import panel

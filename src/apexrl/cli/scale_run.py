@@ -32,7 +32,8 @@ def scale(path: str | Path, actors: int, wait_seconds: float = 30.0, console: Co
     if seen is None or time.time() - seen.at > _SILENT_SECONDS:
         return say(f"no process trains {path} now{how_it_ended(folder)}: apexrl resume {path} goes on with it", 1)
     if seen.actors is None:
-        raise ConfigError(f"the number of actors of {path} cannot be changed: {_other_launcher(folder)}")
+        why = "all of it is one process (--serial)" if folder.config().serial else "another version of apexrl trains it"
+        raise ConfigError(f"the number of actors of {path} cannot be changed: {why}")
     _check(path, actors, seen.actors)
     actor_order.write(folder.path, actors)
     deadline = time.monotonic() + wait_seconds
@@ -80,7 +81,3 @@ def how_it_ended(folder: RunFolder) -> str:
     """How its last generation ended, in a few words to add; empty: it has written no summary."""
     stopped_by = folder.summary().get("stopped_by")
     return f" (it ended: {stopped_by})" if stopped_by else ""
-
-
-def _other_launcher(folder: RunFolder) -> str:
-    return "all of it is one process (--serial)" if folder.config().serial else "another version of apexrl trains it"

@@ -84,8 +84,6 @@ def outcome(config: Config, folder: RunFolder, out: Path, goal: float | None, fa
     """Read a run.
 
     Args:
-        config: its configuration.
-        folder: its run folder.
         out: the comparison's folder.
         goal: the return for ``goal_env_steps`` and ``goal_seconds``.
         failure: why it failed, if it did.

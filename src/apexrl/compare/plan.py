@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl import agents, presets, topologies
-from apexrl.agents import setting_relevance
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
 from apexrl.config.settings import as_flag, did_you_mean
@@ -18,7 +17,7 @@ from apexrl.launch.env_look import env_facts
 from apexrl.presets import unseen
 from apexrl.presets.unseen import Recipe
 from apexrl.run.folder import env_name
-from apexrl.topologies.validation import validate
+from apexrl.topologies.validation import unused, validate
 
 EQUAL: Final = (
     *vars(EnvConfig()),
@@ -257,7 +256,7 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
     A setting that only some arms read is left out where it has its default.
     """
     each = [convert.flat(arm.config) for arm in plan.arms]
-    idle, defaults = _idle(plan), convert.flat(Config())
+    idle, defaults = [unused(arm.config) for arm in plan.arms], convert.flat(Config())
     found = {}
     for name in each[0]:
         values = [None if name in nothing else flat[name] for flat, nothing in zip(each, idle, strict=True)]
@@ -267,11 +266,3 @@ def differences(plan: Plan) -> dict[str, list[Any]]:
             continue
         found[name] = values
     return found
-
-
-def _idle(plan: Plan) -> list[set[str]]:
-    """For each arm the settings that its agent or topology does not read, or not with the other settings."""
-    return [
-        agents.unread(arm.agent) | topologies.unread(arm.topology) | set(setting_relevance.idle(arm.config))
-        for arm in plan.arms
-    ]

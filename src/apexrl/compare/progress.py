@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -19,10 +19,8 @@ from apexrl.compare.plan import Arm, Plan, several_agents, terms, told
 from apexrl.compare.report import Report
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.plain_lines import quiet
-from apexrl.run.status import Level, RunStatus
-
-if TYPE_CHECKING:
-    from apexrl.config import Config
+from apexrl.run.observers import IdleObserver
+from apexrl.run.status import RunStatus
 
 LIVE_PERIOD_SECONDS: Final = 0.5
 
@@ -43,7 +41,6 @@ class Progress:
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def begins(self, plan: Plan, out: Path, there: int) -> None:
-        """Print the plan."""
         self._print(Text.assemble(("apexrl compare  ", "bold"), terms(plan)))
         if words := several_agents(plan):
             self._print(Text(words, style="yellow"))
@@ -89,7 +86,7 @@ class Progress:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-class RunLine:
+class RunLine(IdleObserver):
     """The line of one run, an ``Observer``: redrawn in place on a terminal, printed when it is over."""
 
     writes = "the terminal"
@@ -104,8 +101,6 @@ class RunLine:
             self._live.start()
             self._draw("starting")
 
-    def started(self, config: Config, folder: Path) -> None: ...
-
     def update(self, status: RunStatus) -> None:
         if self._live is None or time.monotonic() - self._drawn_at < LIVE_PERIOD_SECONDS:
             return
@@ -119,14 +114,7 @@ class RunLine:
             words.append(f"{clock(status.eta_seconds)} left")
         self._draw("  ".join(words))
 
-    def event(self, kind: str, values: Mapping[str, Any]) -> None: ...
-
-    def message(self, text: str, level: Level = "info") -> None: ...
-
-    def finished(self, summary: Mapping[str, Any]) -> None: ...
-
     def ended(self, outcome: Outcome) -> None:
-        """Print the outcome."""
         self.close()
         text = Text.assemble((self._head, "bold"), "  ")
         text.append(tables.in_words(outcome), style="red" if outcome.failure else "")

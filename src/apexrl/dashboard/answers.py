@@ -27,7 +27,6 @@ class Answers:
     """Answers by name of the question. For any thread.
 
     Args:
-        index: the runs.
         player: plays one of them; None: nothing is played.
     """
 

@@ -35,8 +35,6 @@ class Player:
     """A thread that plays while somebody looks.
 
     Args:
-        folder: of the run.
-        config: its settings, trusted.
         name: of the run, as the page calls it.
     """
 
@@ -116,11 +114,10 @@ class Player:
                 if moment.step >= LONGEST_STEPS:  # newer weights play the next one
                     return
                 due = max(due + seconds, time.monotonic() - seconds)
-                if self._stopped.wait(max(0.0, due - time.monotonic())) or self._unseen():
+                if self._stopped.wait(max(0.0, due - time.monotonic())):
                     return
-
-    def _unseen(self) -> bool:
-        return time.monotonic() - self._looked_at > UNSEEN_SECONDS
+                if time.monotonic() - self._looked_at > UNSEEN_SECONDS:
+                    return
 
     def _show(self, picture: Picture) -> None:
         kept = io.BytesIO()

@@ -152,7 +152,6 @@ class RunIndex:
         self._looking = threading.Lock()
 
     def runs(self) -> dict[str, RunFiles]:
-        """The runs by name."""
         with self._looking:
             if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 found = [self._only] if self._only else list(_found(self.root))

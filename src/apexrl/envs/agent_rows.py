@@ -95,7 +95,6 @@ class Shown:
         self._numbers = {one: number for number, one in enumerate(env.possible_agents)}
 
     def of(self, agent: str, observation: Any) -> Any:
-        """What ``agent`` is shown."""
         if self._plain:
             return observation
         shown = {ALONE: observation} if self._alone else dict(observation)

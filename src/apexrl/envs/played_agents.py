@@ -63,7 +63,6 @@ class PlayedAgents:
         return Asked(game, agent, self._who[game][agent], begins)
 
     def shown(self, game: int, agent: str, observation: Any) -> Any:
-        """What it is shown."""
         return self._show[game][agent].of(agent, observation)
 
     def actions(self, asked: Sequence[Asked], seen: Sequence[Any]) -> list[Any]:

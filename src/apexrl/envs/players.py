@@ -24,7 +24,6 @@ class Players(Protocol):
 
     def draw(self, agents: Sequence[str]) -> dict[str, str]:
         """Agent -> who plays it in a new game: a name that ``act`` knows."""
-        ...
 
     def act(self, asked: Sequence[Asked], spec: EnvSpec, observations: dict[str, Array]) -> Array:
         """The actions of those who are asked, counted from 0, [N, ...].
@@ -33,7 +32,6 @@ class Players(Protocol):
             spec: of what these agents see, and do.
             observations: name -> [N, ...].
         """
-        ...
 
 
 MakePlayers = Callable[[int], Players]

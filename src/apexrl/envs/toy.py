@@ -144,15 +144,6 @@ class Corridor(gym.Env[np.int64, np.int64]):
             return np.int64(state), 0.0, False, False, {}
         return np.int64(self._state), self.LEFT_EXIT if state < 0 else self.RIGHT_EXIT, True, False, {}
 
-    @classmethod
-    def q_star(cls, length: int, gamma: float) -> NDArray[np.float64]:
-        """The optimal action values, [length, 2]: from every state the better exit is walked to straight."""
-        state = np.arange(length)
-        value = np.maximum(cls.LEFT_EXIT * gamma**state, cls.RIGHT_EXIT * gamma ** (length - 1 - state))
-        left = np.concatenate([[cls.LEFT_EXIT], gamma * value[:-1]])
-        right = np.concatenate([gamma * value[1:], [cls.RIGHT_EXIT]])
-        return np.stack([left, right], axis=1)
-
 
 class Endless(gym.Env[NDArray[np.float32], np.int64]):
     """Reward 1 for ever, one state. Only a time limit cuts it, so its value is 1 / (1 − γ) and no less."""

@@ -61,7 +61,6 @@ class VectorEnv:
     is one that has yet to appear.
 
     Args:
-        backend: the environments.
         name: of the environment, for errors.
         stack: frames that the agent sees at once, for ``spec``; observations come unstacked.
         reward_clip: largest magnitude of the learner's reward; 0 leaves it. Episode returns are never clipped.

@@ -58,7 +58,6 @@ def play(loaded: LoadedAgent, config: Config, episodes: int, seed: int, video: s
     """Play episodes in fresh environments, as the evaluator's settings in ``config`` say.
 
     Args:
-        seed: of the environments.
         video: folder for one video per episode.
 
     Raises:

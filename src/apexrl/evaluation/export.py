@@ -41,7 +41,6 @@ class Policy(nn.Module):
 
     Args:
         agent: of ``decide``.
-        spec: its environment.
         states: recurrent state, name -> shape of one environment's.
         sampled: whether there is noise, by which actions are drawn; else they are greedy.
     """
@@ -95,7 +94,6 @@ def export(
 
     Args:
         agent: on the CPU.
-        spec: its environment.
         path: of the new file; one that is there is replaced.
         about: written into it beside the shapes.
         file_format: ``onnx``, or ``pt2`` for ``torch.export.save``.

@@ -170,7 +170,6 @@ def load_agent(
     """The agent of a run (``apexrl.load``).
 
     Args:
-        folder: of the run.
         checkpoint: ``best`` (or the newest when nothing was evaluated), ``latest``, or a file.
         device: where to run it.
         env: makes the environment, for a run whose environment cannot be imported; used only when

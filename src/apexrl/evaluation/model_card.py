@@ -22,7 +22,6 @@ def model_card(
     """Markdown with the metadata that Hugging Face reads.
 
     Args:
-        config, summary: of the run.
         returns: of the final evaluation of the best weights.
         interval: 95 %, of their mean; None: there are too few.
         where: of the agent, as ``apexrl eval`` takes it.

@@ -27,7 +27,6 @@ def record(loaded: LoadedAgent, config: Config, episodes: int, seed: int, to: Pa
     """Play episodes as the evaluator's settings in ``config`` say, and write them as a dataset, rewards unclipped.
 
     Args:
-        seed: of the environments.
         to: a new folder.
         name: id of the dataset; empty: made of the environment and the agent.
 
@@ -124,7 +123,7 @@ def pieces(replay: Any) -> Iterator[Episode]:
         for at in range(len(batch)):
             row = {key: np.array(value[at]) for key, value in newest.items()}
             goes_on = before is not None and all(
-                np.array_equal(before[f"next_{key}"], row[key], equal_nan=_is_float(row[key]))
+                np.array_equal(before[f"next_{key}"], row[key], equal_nan=row[key].dtype.kind == "f")
                 for key in row
                 if f"next_{key}" in row
             )
@@ -138,10 +137,6 @@ def pieces(replay: Any) -> Iterator[Episode]:
                 rows = []
     if rows:
         yield _piece(rows)
-
-
-def _is_float(value: Array) -> bool:
-    return value.dtype.kind == "f"
 
 
 def _stacked(replay: Any, name: str) -> bool:

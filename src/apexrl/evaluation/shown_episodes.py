@@ -57,9 +57,6 @@ def frames_per_second(config: EnvConfig) -> int:
 def moments(loaded: LoadedAgent, config: Config, seed: int) -> Iterator[Moment]:
     """Greedy episodes one after another, without end; close the iterator to close the environment.
 
-    Args:
-        seed: of the environment.
-
     Raises:
         EnvError: the environment cannot be made, raised an error, or does not render.
     """

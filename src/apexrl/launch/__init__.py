@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ def launch(
     config: Config,
     observers: Sequence[Observer] = (),
     resume: Path | None = None,
-    env: Callable[..., Any] | None = None,
     placement: Placement | None = None,
     claim: Claim | None = None,
 ) -> dict[str, Any]:
@@ -33,7 +31,6 @@ def launch(
         config: what to run; ``config.serial`` decides whether in this process or in many.
         observers: told of everything, from this thread.
         resume: the folder of a run to go on with: counters, weights, optimizer, RNG, and the replay when it was saved.
-        env: makes the environment, in place of ``config.env.env``.
         placement: where the run lives; None: on this machine alone.
         claim: a run folder that is locked already, in place of ``resume``; who made it closes it.
 
@@ -58,9 +55,7 @@ def launch(
 
         with closing(run_claim.resume(resume, config)) as own:
             check_ahead(config.stop, own.folder)
-            return launch(config, observers, None, env, placement, own)
-    if env is not None:
-        config = replace(config, env=replace(config.env, env=env))
+            return launch(config, observers, None, placement, own)
     with Interrupts() as interrupts:
         if placement is not None:
             placements.check(config, type(placement).__name__.lower())

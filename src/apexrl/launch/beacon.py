@@ -148,7 +148,9 @@ class Beacon(IdleObserver):
                     self._board.held_until = self._lease.held_until
                 backoff.reset()
             except LinkError as error:
-                self._lost(error)
+                if not self._server_away:
+                    self._server_away = True
+                    self._news.put((f"{error}; trying again", "warning"))
                 pause = backoff.next()
             except Exception as error:  # the supervisor's thread raises it, and closes this beacon
                 if self._board is not None and isinstance(error, OwnershipError):
@@ -243,11 +245,6 @@ class Beacon(IdleObserver):
             if self._outbox is not None:
                 self._outbox.order(self._reason, words[self._reason])
             self._news.put((f"this host was {words[self._reason]}", "warning"))
-
-    def _lost(self, error: LinkError) -> None:
-        if not self._server_away:
-            self._server_away = True
-            self._news.put((f"{error}; trying again", "warning"))
 
     def _wait_for_others(self) -> None:
         """An actor host without a learner or a server is of no use for ever; a learner goes on with what it has."""

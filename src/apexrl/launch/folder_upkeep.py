@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,3 +99,22 @@ class Upkeep(IdleObserver):
         else:
             if self._unwritten.pop(what, None) is not None:
                 self._news.append((f"{what} could be written again", "info"))
+
+
+def write_summary(
+    folder: RunFolder, summary: Mapping[str, Any], tell: Callable[[str, Level], None], deadline: float
+) -> None:
+    """Write the summary, or ``tell`` it whole where that cannot be done until ``deadline`` (monotonic seconds)."""
+    while True:
+        try:
+            folder.write_summary(summary)
+            return
+        except FencedError as fenced:
+            tell(str(fenced), "warning")
+            return
+        except (OSError, SnapshotError) as error:
+            if time.monotonic() >= deadline:
+                where, words = folder.summary_path, json.dumps(summary, default=str)
+                tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
+                return
+        time.sleep(0.25)

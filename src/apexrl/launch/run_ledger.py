@@ -5,7 +5,6 @@ Every launcher uses the same ledger. It knows no processes and reads no clock: i
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import FencedError, SnapshotError
+from apexrl.errors import SnapshotError
 from apexrl.launch import contained_observers
-from apexrl.launch.folder_upkeep import Upkeep
+from apexrl.launch.folder_upkeep import Upkeep, write_summary
 from apexrl.launch.recent_returns import LatestReturns
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_policy_lag import Lags
@@ -40,8 +39,6 @@ class Ledger:
     """Keeps the state of one run and informs its observers.
 
     Args:
-        config: of the run.
-        folder: where the summary goes.
         observers: told of everything, from the thread that keeps the ledger.
         base: what a resumed run had reached.
         began: the clock when the command started, in seconds.
@@ -261,6 +258,9 @@ class Ledger:
             self._first_step = self._began + (self.status.startup_seconds or now - self._began)
         until = now if self._stopped is None else self._stopped
         elapsed = self.base.elapsed_seconds + (0.0 if self._first_step is None else until - self._first_step)
+        # experience that did not get from one host to the other, as far as this side knows
+        missing = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
+        lost = {"items": int(missing[0])} if missing else {}
         status = replace(
             self.status,
             elapsed_seconds=elapsed,
@@ -279,19 +279,12 @@ class Ledger:
             weights_version=version,
             workers=workers,
             restarts=self._everywhere(restarts),
-            dropped=dict(dropped) | self._lost_items() | self._lost_reports() | self._unnamed_metrics(),
+            dropped=dict(dropped) | lost | self._lost_reports() | self._unnamed_metrics(),
             machine=self._machine.lately(now),
             hosts=self._between_hosts(version),
             trouble=str(self.carried.get("weights_trouble", "")),
         )
-        status.progress, status.eta_seconds = progress(
-            self.config.stop,
-            env_steps,
-            status.env_steps_per_second,
-            elapsed,
-            updates,
-            status.updates_per_second,
-        )
+        status.progress, status.eta_seconds = progress(self.config.stop, status)
         status.phase = self._phase(status)
         self.status = status
         self._heed(self._rules.look(status))
@@ -342,7 +335,7 @@ class Ledger:
             error=error,
         )
         summary["generation"] = self.folder.generations.run
-        self._write_summary(summary)
+        write_summary(self.folder, summary, self.tell, time.monotonic() + SUMMARY_SECONDS)
         contained_observers.pass_on_news(self._observers, time.monotonic())
         contained_observers.finish(self._observers, summary)
         return summary
@@ -350,22 +343,6 @@ class Ledger:
     def _tell_of_upkeep(self) -> None:
         for text, level in (*self._upkeep.news(), *self._upkeep_thread.news(time.monotonic())):
             self.tell(text, level)
-
-    def _write_summary(self, summary: dict[str, Any]) -> None:
-        deadline = time.monotonic() + SUMMARY_SECONDS
-        while True:
-            try:
-                self.folder.write_summary(summary)
-                return
-            except FencedError as fenced:
-                self.tell(str(fenced), "warning")
-                return
-            except (OSError, SnapshotError) as error:
-                if time.monotonic() >= deadline:
-                    where, words = self.folder.summary_path, json.dumps(summary, default=str)
-                    self.tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
-                    return
-            time.sleep(0.25)
 
     def _updates_per_step(self, env_steps: int, updates: int) -> float:
         """What is reached since the first update here: before it, steps only fill the replay."""
@@ -380,11 +357,6 @@ class Ledger:
         if "worker_restarts" in self.carried:
             here["env_worker"] = here.get("env_worker", 0) + int(self.carried["worker_restarts"])
         return here
-
-    def _lost_items(self) -> dict[str, int]:
-        """Experience that did not get from one host to the other, as far as this side knows."""
-        counts = [self.carried[name] for name in ("missing", "dropped_items") if name in self.carried]
-        return {"items": int(counts[0])} if counts else {}
 
     def _between_hosts(self, version: int) -> dict[str, float]:
         numbers = {name: float(n) for name, n in self.carried.items() if isinstance(n, int | float)}

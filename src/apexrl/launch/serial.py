@@ -12,9 +12,9 @@ from apexrl.errors import WorkerError
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.wiring import Wiring
-from apexrl.launch.worker_slots import slot_seed
+from apexrl.launch.worker_slots import identity
 from apexrl.links.local.control_board import DROPPED
-from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
+from apexrl.links.local.role_context import InlineContext, InlineRun
 from apexrl.protocols import Role
 from apexrl.run.metrics import RateMeter
 from apexrl.run.status import WorkerStatus
@@ -42,15 +42,8 @@ def run_serial(program: Program, ledger: Ledger, wiring: Wiring, interrupts: Int
     members: list[tuple[Node, InlineContext, Role]] = []
     for node in program.nodes:
         for index in range(node.count):
-            worker = WorkerIdentity(
-                name=f"{node.name}-{index}",
-                role=node.name,
-                index=index,
-                generation=0,
-                seed=slot_seed(config.seed, node.name, index, 0, base.env_steps),
-                folder=ledger.folder.path,
-                folder_generation=ledger.folder.generations.grant(f"{node.name}-{index}") if node.traits.fenced else 0,
-            )
+            number = ledger.folder.generations.grant(f"{node.name}-{index}") if node.traits.fenced else 0
+            worker = identity(config.seed, node.name, index, 0, base, ledger.folder.path, number)
             context = InlineContext(shared, worker)
             members.append((node, context, node.factory(context, **wiring.ports(node))))
     limited = _limited(program)

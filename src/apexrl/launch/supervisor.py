@@ -27,10 +27,9 @@ from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_state
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import Assignment, log_labels, work
-from apexrl.launch.worker_slots import Slot, slot_seed, staff
+from apexrl.launch.worker_slots import Slot, identity, staff
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
-from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.topologies.program import Probe, Program
 from apexrl.topologies.queue_links import queue_names
@@ -47,7 +46,6 @@ class Supervisor:
     """The worker processes of one run. Call ``probe``, then ``run``, and ``close`` in any case.
 
     Args:
-        config: of the run.
         interrupts: counts Ctrl-C and the like.
         preload: modules that the fork server imports before the first worker.
         hurried: reasons to stop that leave no time for what takes long, such as a final evaluation.
@@ -184,18 +182,10 @@ class Supervisor:
         theirs, log = slot.begin(now)
         if isinstance(log, OSError):
             self._ledger.tell(f"{slot.name} works without a log: {log}", "warning")
-        seeded = slot.index, slot.generation, self._ledger.base.env_steps, slot.lease
-        worker = WorkerIdentity(
-            name=slot.name,
-            role=slot.node.name,
-            index=slot.index,
-            generation=slot.generation,
-            seed=slot_seed(self._config.seed, slot.node.name, *seeded),
-            folder=self._ledger.folder.path,
-            folder_generation=folder_generation,
-        )
-        ports = self._wiring.ports(slot.node)
-        node, labels = slot.node, log_labels(self._config, worker)
+        ledger, node = self._ledger, slot.node
+        who = self._config.seed, node.name, slot.index, slot.generation
+        worker = identity(*who, ledger.base, ledger.folder.path, folder_generation, slot.lease)
+        ports, labels = self._wiring.ports(node), log_labels(self._config, worker)
         assignment = Assignment(worker, self._board, slot.row_number, node.factory, ports, node.nice, labels)
         slot.ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._tickets[slot.ticket] = slot

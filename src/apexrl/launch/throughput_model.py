@@ -94,15 +94,11 @@ class ThroughputModel:
         a constant. To be asked when at least one window was entered."""
         points = np.log2(settings.astype(np.float64))
         height, length, stretch = self.scales.height, self.scales.length, self.scales.stretch
-        seen = height**2 * _matern(_squared(points, self._points, stretch), length) * self._remembered()
+        remembered = np.exp((self._times - self.windows) / _FORGETTING)  # of every window's surface at the next one
+        seen = height**2 * _matern(_squared(points, self._points, stretch), length) * remembered
         own = height**2 * _matern(_squared(points, points, stretch), length)
         half = self._unroot @ seen.T
         return seen @ self._weights, own - half.T @ half
-
-    def _remembered(self) -> Floats:
-        """How much every window still says of the surface at the next one, 1 … 0."""
-        kept: Floats = np.exp((self._times - self.windows) / _FORGETTING)
-        return kept
 
     def _covariance(self, scales: Scales, noise: Floats) -> Floats:
         """Of the windows' logarithms, [windows, windows]."""

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from apexrl.launch.restart_budget import ending_of
+from apexrl.launch.resumed_from import Base
 from apexrl.launch.slot_state import SlotState
 from apexrl.launch.stall_dump import START, hung_call, stood_still
 from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import STATES, ControlBoard
+from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.run.status import WorkerState, WorkerStatus
 from apexrl.shared import available_memory
@@ -24,6 +26,7 @@ from apexrl.topologies.program import Node
 _HURRIED_SECONDS = 5.0
 _CHECKPOINT_SECONDS, _HURRIED_CHECKPOINT_SECONDS = 120.0, 30.0  # of a role that writes checkpoints
 _REPLAY_SECONDS = 1800.0  # of a role that writes the replay
+_END_BYTES = 4000  # of a log, that are shown
 
 
 def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int = 0, lease: int = 0) -> int:
@@ -36,6 +39,19 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
     """
     entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at] + [lease] * (lease > 0)
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
+def identity(
+    seed: int, role: str, index: int, generation: int, base: Base, folder: Path, number: int = 0, lease: int = 0
+) -> WorkerIdentity:
+    """Who serves in a slot in one of its generations; arguments as of ``slot_seed``.
+
+    Args:
+        base: what a resumed run had reached.
+        number: of this generation among those that write into the run folder; 0: it does not write.
+    """
+    own = slot_seed(seed, role, index, generation, base.env_steps, lease)
+    return WorkerIdentity(f"{role}-{index}", role, index, generation, own, folder, number)
 
 
 class Slot(SlotState):
@@ -188,11 +204,11 @@ class Slot(SlotState):
         end = self.log_end()
         return how + (f"; {end}" if end and status != -9 else "")
 
-    def log_end(self, nbytes: int = 4000) -> str:
+    def log_end(self) -> str:
         """The end of the log in a few words of introduction; empty if there is none."""
         try:
             with self.log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
                 tail = file.read().decode(errors="replace").strip()
         except OSError:
             return ""

@@ -16,7 +16,6 @@ class ActionValues(nn.Module):
     """K critics that share nothing but what encodes images.
 
     Args:
-        spec: the environment.
         hidden: units of every critic's layers.
         count: K.
         actions: n.

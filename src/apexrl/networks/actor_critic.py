@@ -42,12 +42,8 @@ class Policy(nn.Module):
 
 
 class BoundedDeviationPolicy(Policy):
-    """A policy of μ and log σ, each of half of the ``outputs``; a tanh keeps log σ in a range, as FastSAC has it. Both
-    heads begin at 0: first actions are in the middle, of the deviation in the middle of the range.
-
-    Args:
-        log_std: least and greatest log σ.
-    """
+    """A policy of μ and log σ, each of half of the ``outputs``; a tanh keeps log σ between −5 and 0, as FastSAC has it.
+    Both heads begin at 0: first actions are in the middle, of the deviation in the middle of the range."""
 
     def __init__(
         self,
@@ -58,41 +54,31 @@ class BoundedDeviationPolicy(Policy):
         network: str = "",
         choice: LayerChoice = PLAIN,
         memory: MemoryChoice | None = None,
-        log_std: tuple[float, float] = (-5.0, 0.0),
     ) -> None:
         super().__init__(spec, hidden, outputs, image_units, network, choice, memory)
-        self._log_std = log_std
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, outputs], μ and log σ."""
         mean, raw = super().forward(observation).chunk(2, dim=1)
-        least, greatest = self._log_std
-        return torch.cat((mean, least + 0.5 * (greatest - least) * (torch.tanh(raw) + 1.0)), dim=1)
+        return torch.cat((mean, -5.0 + 2.5 * (torch.tanh(raw) + 1.0)), dim=1)
 
 
 class OneDeviationPolicy(Policy):
-    """A policy of μ = tanh(head) of ``size`` numbers, and of a log σ for each that is the same in every state."""
+    """A policy of μ = tanh(head) of ``size`` numbers, and of a log σ for each, −5 … 2, that is the same in every
+    state."""
 
     def __init__(
-        self,
-        spec: EnvSpec,
-        hidden: Sequence[int],
-        size: int,
-        image_units: int = 512,
-        network: str = "",
-        choice: LayerChoice = PLAIN,
-        log_std: tuple[float, float] = (-5.0, 2.0),
+        self, spec: EnvSpec, hidden: Sequence[int], size: int, image_units: int = 512, network: str = ""
     ) -> None:
-        super().__init__(spec, hidden, size, image_units, network, choice)
-        self._range = log_std
+        super().__init__(spec, hidden, size, image_units, network)
         self.log_std = nn.Parameter(torch.zeros(size))
 
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, 2·size], μ and log σ."""
         mean = torch.tanh(super().forward(observation))
-        return torch.cat((mean, self.log_std.clamp(*self._range).expand_as(mean)), dim=1)
+        return torch.cat((mean, self.log_std.clamp(-5.0, 2.0).expand_as(mean)), dim=1)
 
 
 class Critics(nn.Module):

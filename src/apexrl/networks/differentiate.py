@@ -24,7 +24,6 @@ class Differentiable(Protocol):
 
     def values(self, observation: Observation, draw: Draw = NOTHING) -> Tensor:
         """z, not to be differentiated."""
-        ...
 
     def forward(
         self,
@@ -34,15 +33,12 @@ class Differentiable(Protocol):
         later_draw: Draw = NOTHING,
     ) -> tuple[Tensor, Tensor | None]:
         """z to be differentiated, and that of ``later`` not to be; remembers what ``backward`` needs."""
-        ...
 
     def backward(self, gradient: Tensor) -> None:
         """From ∂L/∂z of the last ``forward``, overwrite every parameter's ``.grad``."""
-        ...
 
     def refresh(self) -> None:
         """Parameters were changed from outside: forget what was derived from them."""
-        ...
 
 
 def differentiable(network: QNetwork) -> Differentiable:

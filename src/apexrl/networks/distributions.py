@@ -64,23 +64,18 @@ class Distribution(Protocol):
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
         """Of [B, outputs]."""
-        ...
 
     def drawn(self, outputs: Floats, noise: Any) -> Sample:
         """Of [B, outputs], by random numbers that are given, one for each choice or variable."""
-        ...
 
     def mode(self, outputs: Floats) -> Array:
         """The likeliest actions [B, ...]."""
-        ...
 
     def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
         """In PyTorch alone: the actions of ``drawn`` by ``noise`` [B, k], or of ``mode`` without it."""
-        ...
 
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         """Of [N, outputs] and actions [N, ...]; the gradient flows through ``outputs``."""
-        ...
 
 
 class Categorical:
@@ -110,7 +105,8 @@ class Categorical:
         return Sample(chosen if self._vector else chosen[:, 0], log_prob)
 
     def mode(self, outputs: Floats) -> Array:
-        return self._shaped([outputs[:, place].argmax(axis=1) for place in self._places])
+        actions = [outputs[:, place].argmax(axis=1) for place in self._places]
+        return np.stack(actions, axis=1) if self._vector else actions[0]
 
     def chosen(self, outputs: Tensor, noise: Tensor | None) -> Tensor:
         chosen = []
@@ -132,9 +128,6 @@ class Categorical:
         if len(self._nvec) == 1:
             return Score(log_prob[0], entropy[0])
         return Score(torch.stack(log_prob).sum(dim=0), torch.stack(entropy).sum(dim=0))
-
-    def _shaped(self, actions: list[Ints]) -> Ints:
-        return np.stack(actions, axis=1) if self._vector else actions[0]
 
 
 class Gaussian:

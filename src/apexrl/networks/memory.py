@@ -36,19 +36,15 @@ class Memory(Protocol):
 
     def state(self, *parts: Tensor) -> State:
         """A state of its parts, in the order of ``fields``, each [B, *shape]."""
-        ...
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """float32 [B, inputs] -> [B, units], and the state after it."""
-        ...
 
     def run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """float32 [T, B, inputs], steps of one episode each -> [T, B, units], and the state after the last."""
-        ...
 
     def begin_orthogonal(self) -> None:
         """Weights as policy gradients begin with."""
-        ...
 
 
 class LSTMState(NamedTuple):

@@ -26,7 +26,6 @@ class PolicyValue(nn.Module):
     """A trunk, a memory behind it where asked for, and two linear heads (Mnih et al. 2016, section 5; IMPALA, fig. 3).
 
     Args:
-        spec: the environment.
         hidden: units of the trunk's fully connected layers for vectors.
         outputs: numbers that the policy head says of an observation.
         free: numbers beside them that are parameters of their own, the same for all observations, and 0 at first: log σ

@@ -27,9 +27,7 @@ class MemoryTrunk(nn.Module):
     """What a network with a memory has in place of a ``Trunk``: a memory of what was seen.
 
     Args:
-        spec: the environment.
         hidden: units of the fully connected layers for vectors, before the memory.
-        choice: which memory.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
         layers: which layers ours have.

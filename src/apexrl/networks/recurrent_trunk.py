@@ -32,9 +32,7 @@ class RecurrentTrunk(nn.Module):
     2019, section 2.3; Espeholt et al. 2018, figure 3); so does which policy acts (Badia et al. 2020).
 
     Args:
-        spec: the environment.
         hidden: units of the trunk's fully connected layers for vectors.
-        choice: which memory.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``), for all but previous action and reward.
         layers: which layers ours have.

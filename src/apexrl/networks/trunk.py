@@ -19,7 +19,6 @@ class Trunk(nn.Module):
     """An encoder; behind convolutions also a fully connected layer with ReLU (Mnih et al. 2015).
 
     Args:
-        spec: the environment.
         hidden: units of the fully connected layers for vectors.
         image_units: units of that layer.
         network: an encoder of your own (``encoder_for``).

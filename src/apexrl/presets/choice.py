@@ -37,7 +37,6 @@ def choose(facts: EnvFacts, cores: int, agent: str, topology: str, given: Collec
     """What suits an environment, and reads what somebody has given.
 
     Args:
-        facts: of the environment.
         cores: that this process may use.
         agent: the only one to think of; ``AUTO``: any.
         topology: the same; empty: any.

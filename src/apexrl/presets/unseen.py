@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -115,7 +115,8 @@ def assumed_facts(agent: str) -> EnvFacts:
     """Of an environment of vectors, with actions such as shipped ``agent`` needs."""
     ones = np.ones(2, np.float32)
     box = ActionSpec((2,), "float32", low=-ones, high=ones)
-    return EnvFacts(EnvSpec({"observation": Field((8,), "float32")}, ActionSpec(n=4) if _discrete(agent) else box))
+    action = ActionSpec(n=4) if "Discrete" in AGENTS[agent].needs else box
+    return EnvFacts(EnvSpec({"observation": Field((8,), "float32")}, action))
 
 
 def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0) -> Config:
@@ -132,19 +133,13 @@ def with_recipe(
 ) -> Config:
     """The defaults, the settings that the names of ``agent`` and ``topology`` stand for, and those of the recipe."""
     config = replace(agents.with_agent(Config(), agent), topology=topology, recipe=recipe)
-    config = override(config, recipe_settings(agent, topology, facts, recipe, env_steps, memory))
+    if recipe == "default":
+        config = override(config, default_settings(agent, topology, facts, memory != "none", env_steps))
+    elif recipe == "paper":
+        config = override(config, paper_settings(agent, facts, env_steps))
     if k := len(facts.spec.agents):  # rows are agents, of whole environments
         config = override(config, {"envs_per_actor": -(-config.actor.envs_per_actor // k) * k})
     return config
-
-
-def recipe_settings(
-    agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0, memory: str = "none"
-) -> dict[str, Any]:
-    """Flat settings that a recipe has for shipped ``agent``, beyond those that its name stands for."""
-    if recipe == "default":
-        return default_settings(agent, topology, facts, memory != "none", env_steps)
-    return paper_settings(agent, facts, env_steps) if recipe == "paper" else {}
 
 
 def _left_out(agent: str, facts: EnvFacts) -> str:
@@ -152,7 +147,3 @@ def _left_out(agent: str, facts: EnvFacts) -> str:
     without, whole = paper_settings(agent, facts), paper_settings(agent, facts, env_steps=1)
     left_out = " ".join(as_flag(name, value) for name, value in whole.items() if name not in without)
     return f"--recipe paper leaves out {left_out}, which needs --env-steps" if left_out else ""
-
-
-def _discrete(agent: str) -> bool:
-    return "Discrete" in AGENTS[agent].needs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -114,7 +115,7 @@ class MixedReplay:
         self.set_shares(shares)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (self.replays, self.shares, self._counts, self._seed)
+        return partial(MixedReplay, counts=self._counts, seed=self._seed), (self.replays, self.shares)
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
         """Mix batches in other parts from the next one on. ConfigError: they are not of these replays, or not 1."""
@@ -310,10 +311,6 @@ class MixedReplay:
             core = _core_of(self.replays[name])
             if core is not None and core.consumes:
                 core.native.done(count, False)
-
-
-def _made_again(replays: Mapping[str, Source], shares: Mapping[str, float], counts: Counts, seed: int) -> MixedReplay:
-    return MixedReplay(replays, shares, counts=counts, seed=seed)
 
 
 def _core_of(source: Source) -> ReplayCore | None:

@@ -130,7 +130,7 @@ class View:
         self.folder = str(folder)
         self._stop = config.stop
         self._diagnostics = DiagnosticWatch(config.agent)
-        self.title = title(config)
+        self.title = f"apexrl  {title(config)}"
 
     def note(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind == "evaluation" and not values.get("final"):

@@ -53,7 +53,7 @@ class NotebookPanel:
     def started(self, config: Config, folder: Path) -> None:
         from IPython.display import display
 
-        self.title.value = f"<b>{html.escape(title(config))}</b> {html.escape(str(folder))}"
+        self.title.value = f"<b>apexrl  {html.escape(title(config))}</b> {html.escape(str(folder))}"
         display(self.box)  # type: ignore[no-untyped-call]
 
     def update(self, status: RunStatus) -> None:

@@ -68,7 +68,7 @@ class PlainLines:
         self._labels["run"] = run_of(config.name, folder, host_name())
         with suppress(OSError, SnapshotError):
             self._labels["generation"] = Generations(folder).newest_run
-        self._print(f"{title(config)}  ·  {folder}")
+        self._print(f"apexrl  {title(config)}  ·  {folder}")
 
     def update(self, status: RunStatus) -> None:
         self._status = status
@@ -114,7 +114,7 @@ def title(config: Config) -> str:
     """Environment, topology, agent and seed of a run."""
     what = config.preset or env_name(config)
     recipe = f"  ·  recipe {config.recipe}" if config.recipe != "none" else ""
-    return f"apexrl  {what}  ·  {config.topology} {config.agent.agent}{recipe}  ·  seed {config.seed}"
+    return f"{what}  ·  {config.topology} {config.agent.agent}{recipe}  ·  seed {config.seed}"
 
 
 def line(status: RunStatus) -> str:

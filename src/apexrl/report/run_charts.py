@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from apexrl.config import Config
 from apexrl.launch.contained_observers import contained, tell
 from apexrl.report import curves
-from apexrl.run.folder import RunFolder, env_name
+from apexrl.report.plain_lines import title
+from apexrl.run.folder import RunFolder
 from apexrl.run.status import Observer
 
 
@@ -22,20 +23,14 @@ def draw_all(folder: RunFolder, config: Config, observers: Sequence[Observer]) -
 
 def draw_curve(folder: RunFolder, config: Config) -> bool:
     """Draw ``learning_curve.png``, and ``autotune.png`` of a tuned run; False: nothing was logged yet."""
-    title = _title(config)
-    drawn = curves.learning_curve(folder.metrics_path, folder.curve_path, title, config.stop.stop_at_return)
-    curves.tuning_picture(folder.metrics_path, folder.autotune_path, title)
+    above = title(config)
+    drawn = curves.learning_curve(folder.metrics_path, folder.curve_path, above, config.stop.stop_at_return)
+    curves.tuning_picture(folder.metrics_path, folder.autotune_path, above)
     return drawn
 
 
 def draw_lag(folder: RunFolder, config: Config) -> bool:
     """Draw ``policy_lag.png``; False: nothing was learned yet."""
     known = folder.summary().get("policy_lag") or {}
-    title = f"Policy lag  ·  {_title(config)}"
-    return curves.policy_lag(folder.metrics_path, folder.lag_path, title, known, config.learner.max_policy_lag)
-
-
-def _title(config: Config) -> str:
-    what = config.preset or env_name(config)
-    recipe = f"  ·  recipe {config.recipe}" if config.recipe != "none" else ""
-    return f"{what}  ·  {config.topology} {config.agent.agent}{recipe}  ·  seed {config.seed}"
+    above = f"Policy lag  ·  {title(config)}"
+    return curves.policy_lag(folder.metrics_path, folder.lag_path, above, known, config.learner.max_policy_lag)

@@ -53,9 +53,6 @@ class TrackerExport(IdleObserver):
     counted, and ends no run. Servers, keys and projects are the library's own settings: ``WANDB_MODE``,
     ``WANDB_PROJECT``, ``MLFLOW_TRACKING_URI`` …
 
-    Args:
-        name: of the tracker.
-
     Raises:
         ConfigError: there is none of that name.
             Or Weights & Biases has no key: its library would ask for one in the middle of the run.
@@ -168,7 +165,8 @@ class _MlflowSession:
 
     def log(self, values: dict[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        metrics = [self._entities.Metric(_mlflow_name(name), value, now, step) for name, value in values.items()]
+        named = [(re.sub(r"[^\w./ :-]", "_", name), value) for name, value in values.items()]
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in named]
         self._client.log_batch(self.id, metrics=metrics)
 
     def close(self, summary: dict[str, Any]) -> None:
@@ -195,7 +193,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return getattr(value, "__qualname__", str(value))
-
-
-def _mlflow_name(name: str) -> str:
-    return re.sub(r"[^\w./ :-]", "_", name)

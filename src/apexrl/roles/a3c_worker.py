@@ -121,7 +121,11 @@ class A3CWorker:
         try:
             found = self._agent.gradients(self._agent.prepare(batch))
         except NonFiniteError as error:
-            raise NonFiniteError(self._nonfinite_message(error)) from error
+            raise NonFiniteError(
+                f"an unroll of version {self._parameters.version}: {error}. "
+                f"{checkpointing.last_good(self._context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
+                "infinite or huge rewards and observations"
+            ) from error
         lags, _ = lags_of(batch, self._parameters.newest, self._agent.item)
         self._lag.add(lags)
         self._parameters.send(found.groups, self._context.patience)
@@ -136,13 +140,6 @@ class A3CWorker:
             self._next_report = now + _REPORT_SECONDS
             updates = self._context.total("updates")
             self._context.send("metrics", values=self._metrics, updates=updates, **self._lag.report())
-
-    def _nonfinite_message(self, error: NonFiniteError) -> str:
-        return (
-            f"an unroll of version {self._parameters.version}: {error}. "
-            f"{checkpointing.last_good(self._context)}. Lower --learning-rate or --gradient-clip, or look for NaN, "
-            "infinite or huge rewards and observations"
-        )
 
     def close(self) -> None:
         """Drop the unrolls that are not full, report the last episodes, close the environments."""

@@ -107,7 +107,9 @@ class Actor:
             self._throttle.began()
             self._until_pull = 0  # they begin with the newest weights
         if self._until_pull <= 0:
-            self._pull()
+            self._weights.pull()
+            if self._weights.version:  # random actions end as soon as something was learned; a look costs a comparison
+                self._until_pull = 0 if self._random else self._pull_period
         if self._weights.version == 0:
             return False
         player = self._player
@@ -147,11 +149,6 @@ class Actor:
         if self._unwritten is not None or player.seen is None:
             return False
         return self._throttle.begins(self._rows if player.which is None else self._rows[player.which])
-
-    def _pull(self) -> None:
-        self._weights.pull()
-        if self._weights.version:  # random actions end as soon as something was learned; a look costs one comparison
-            self._until_pull = 0 if self._random else self._pull_period
 
     @property
     def _random(self) -> bool:

@@ -31,7 +31,6 @@ class EnvPlayer:
     Args:
         make_agent: makes who acts, on a device: where the environment's torch tensors lie, else on the CPU. Its
             parameters are the caller's business.
-        seed: of the environments.
         partial: whether ``collect`` may yield rows of some environments where they go in lock-step otherwise.
 
     Attributes:

@@ -23,7 +23,6 @@ class ExecutedActions:
 
     Args:
         settings: how often.
-        spec: of the environments.
         envs: B.
         seed: of all that is drawn here.
 

@@ -30,7 +30,6 @@ class GoalRelabelling:
     environment does not say which steps end an episode, those do that did.
 
     Args:
-        rewards: of the environment.
         gamma: discount per step.
     """
 
@@ -71,7 +70,6 @@ class GoalRelabelling:
             _put(data, name, rows, goals if shown.ndim == goals.ndim else goals[:, None])  # the same in every frame
 
     def close(self) -> None:
-        """Close the environment."""
         self._rewards.close()
 
 

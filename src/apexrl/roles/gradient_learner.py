@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import NonFiniteError
@@ -25,7 +24,7 @@ from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from apexrl.replay import Batch, BatchServer, Replay
+    from apexrl.replay import BatchServer, Replay
 
 _REPORT_SECONDS = 0.5
 _SETTLING_BATCHES = 100  # before a loss may count as an outlier (ours: until then mean and deviation mean little)
@@ -119,7 +118,7 @@ class GradientLearner:
         lags, aged = self._lags_of(batch, self._client.version, self._item, ready.fresh)
         write_back(self._context, self._name, self._batches, batch, self._client.version, found.priorities)
         self._metrics = found.metrics or self._metrics
-        if self._outliers.leaves_out(weighted_error(batch, found.priorities)):
+        if self._outliers.leaves_out(float(np.mean(batch.weights * found.priorities))):
             self._context.count(outlier_batches=1)
             return True
         self._lag.add(lags)
@@ -142,11 +141,6 @@ class GradientLearner:
             values = {**self._metrics, "gradient_lag": self._parameters.gradient_lag}
             updates = self._context.total("updates")
             self._context.send("metrics", values=values, updates=updates, **self._lag.report())
-
-
-def weighted_error(batch: Batch, priorities: NDArray[np.float32]) -> float:
-    """The mean over a batch of |δ|, or whatever the agent has for priorities, times the importance weight."""
-    return float(np.mean(batch.weights * priorities))
 
 
 class Outliers:

@@ -45,7 +45,7 @@ class HostMessages:
         metrics = Spreads()
         warnings: dict[tuple[str, str], dict[str, int]] = {}
         for member, kind, values in messages:
-            things = _count(values)
+            things = _whole(values.get("count")) or 0  # that it tells of
             if kind == "episodes" and things and (said := _episodes(values, things)):
                 returns += said[0]
                 lengths += said[1]
@@ -97,11 +97,6 @@ class HostMessages:
             self._context.send("log", text=text, level="warning")
             self.heard -= left_out
             self.dropped += left_out
-
-
-def _count(values: dict[str, Any]) -> int:
-    """How many things a message tells of; 0 when that is no number that can be."""
-    return _whole(values.get("count")) or 0
 
 
 def _whole(value: Any) -> int | None:

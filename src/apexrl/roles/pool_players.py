@@ -75,7 +75,6 @@ class PoolPlayers:
 
     Args:
         config: of the run whose environments these are.
-        folder: of that run.
         how: ``draw``: as the settings say; ``pool``: earlier policies of the own pool, all alike; ``random``: nobody
             is drawn, all actions are random.
         tell: takes ``text`` and ``once`` of a warning; None: nobody does.

@@ -21,7 +21,6 @@ class Relay:
     """Stands for the parameter servers on a host of workers, which see no difference (``links.tcp.parameter_relay``).
 
     Args:
-        gradients, parameters: of this host.
         gateway: to the servers' host.
     """
 

@@ -46,7 +46,6 @@ class SyncGroup:
     Args:
         context: its index is the learner's place.
         agent: with ``networks``, ``gradients`` and ``apply``.
-        link: to the others.
         version: of the first update, as far as this learner knows; the greatest of all holds.
         progress: updates in the agent's state.
     """

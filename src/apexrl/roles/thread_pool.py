@@ -21,7 +21,6 @@ class Member(Protocol):
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do (the thread may then wait a little)."""
-        ...
 
 
 class ThreadPool:
@@ -31,7 +30,6 @@ class ThreadPool:
     nobody longer than its context's patience, and so follows the count within moments.
 
     Args:
-        name: of the threads.
         count: how many there shall be.
         make: makes the member of a number.
         trouble: set when a thread ends by an error.

@@ -12,12 +12,6 @@ def host_part(run: str, host: str) -> str:
 
 
 def run_of(name: str, folder: Path, host: str) -> str:
-    """The run's name on the learner's host, whichever part of it this is.
-
-    Args:
-        name: of the configuration here.
-        folder: the run folder here.
-        host: this machine's name.
-    """
+    """The run's name on the learner's host, whichever part of it this is."""
     ending = host_part("", host)
     return name.removesuffix(ending) if name.endswith(ending) and name != ending else folder.name

@@ -83,7 +83,6 @@ def identity(config: Config, folder: Path, host: str, scope: Scope, run: str = "
 
     Args:
         config, folder: of the run, or of this host's part of it.
-        host: this machine's name.
         run: the run's name on a Redis server; empty: it is called as its folder.
     """
     return {"run": run or run_of(config.name, folder, host), "host": host, "scope": scope}

@@ -60,14 +60,7 @@ class RateMeter:
         return (last - first) / (ended - began) if ended > began else 0.0
 
 
-def progress(
-    stop: StopConfig,
-    env_steps: int,
-    env_steps_per_second: float,
-    elapsed_seconds: float,
-    updates: int = 0,
-    updates_per_second: float = 0.0,
-) -> tuple[float | None, float | None]:
+def progress(stop: StopConfig, status: RunStatus) -> tuple[float | None, float | None]:
     """Progress towards the stop rule that will be met first. ``stop_at_return`` cannot be predicted.
 
     Returns:
@@ -76,8 +69,8 @@ def progress(
     done: list[float] = []
     left: list[float] = []
     for limit, made, per_second in (
-        (stop.env_steps, env_steps, env_steps_per_second),
-        (stop.updates, updates, updates_per_second),
+        (stop.env_steps, status.env_steps, status.env_steps_per_second),
+        (stop.updates, status.updates, status.updates_per_second),
     ):
         if not limit:
             continue
@@ -88,8 +81,8 @@ def progress(
             left.append((limit - made) / per_second)
     if stop.minutes:
         seconds = 60.0 * stop.minutes
-        done.append(min(1.0, elapsed_seconds / seconds))
-        left.append(max(0.0, seconds - elapsed_seconds))
+        done.append(min(1.0, status.elapsed_seconds / seconds))
+        left.append(max(0.0, seconds - status.elapsed_seconds))
     return max(done, default=None), min(left, default=None)
 
 

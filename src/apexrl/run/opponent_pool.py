@@ -77,7 +77,6 @@ class OpponentPool:
     """The pool of one run folder.
 
     Args:
-        run: the run's folder.
         fence: of whoever writes; None: for reading.
     """
 

@@ -168,21 +168,16 @@ class Observer(Protocol):
 
     def started(self, config: Config, folder: Path) -> None:
         """The run folder exists; no worker is started yet."""
-        ...
 
     def update(self, status: RunStatus) -> bool | str | None:
         """A fresh status, a few times a second; it may be kept. Returning True stops the run; so does a text, which
         becomes the reason."""
-        ...
 
     def event(self, kind: str, values: dict[str, Any]) -> None:
         """A message of a worker (``evaluation``, ``episodes``, ``metrics``, ``checkpoint`` …) and its values."""
-        ...
 
     def message(self, text: str, level: Level = "info") -> None:
         """A text for the user: a restart, a warning, an error."""
-        ...
 
     def finished(self, summary: dict[str, Any]) -> None:
         """The run has ended and ``summary.json`` is written."""
-        ...

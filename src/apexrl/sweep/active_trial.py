@@ -19,11 +19,7 @@ from apexrl.sweep.study import Claimed, Study
 
 
 class ActiveTrial:
-    """A claimed trial that is carried out by this process.
-
-    Args:
-        start: starts one run.
-    """
+    """A claimed trial that is carried out by this process."""
 
     def __init__(self, study: Study, claimed: Claimed, start: Start) -> None:
         self.number = claimed.trial.number

@@ -90,7 +90,6 @@ class Plan:
 
         Args:
             values: flat settings that the trial changes.
-            folder: the study's.
 
         Raises:
             ConfigError, AgentError: these settings cannot go together.

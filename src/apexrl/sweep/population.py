@@ -119,7 +119,7 @@ def best_member(folder: Path) -> Path | None:
     """The run folder of the member that was best after the newest round; None: no round has ended."""
     rounds = rounds_of(folder)
     scored = [one for one in rounds[-1].members if one.score is not None] if rounds else []
-    return folder / _name(max(scored, key=_score).member) if scored else None
+    return folder / _name(max(scored, key=lambda one: _worth(one.score)).member) if scored else None
 
 
 def train_population(
@@ -132,10 +132,8 @@ def train_population(
     """Train a population to its end, or go on with it.
 
     Args:
-        folder: of the study.
         parallel: members that train at the same time.
         tell: of every round.
-        start: starts a run.
 
     Returns:
         Whether it was interrupted.
@@ -315,10 +313,6 @@ def _write(folder: Path, decided: Round) -> Round:
 
 def _name(member: int) -> str:
     return f"member-{member}"
-
-
-def _score(member: Member) -> float:
-    return _worth(member.score)
 
 
 def _worth(score: float | None) -> float:

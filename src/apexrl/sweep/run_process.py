@@ -50,11 +50,9 @@ class StartedRun(Protocol):
 
     def poll(self) -> int | None:
         """None: it goes on; else one of the codes above, or minus the signal that killed it."""
-        ...
 
     def interrupt(self) -> None:
         """Ask it to stop, with a checkpoint."""
-        ...
 
     def kill(self) -> None: ...
 

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from apexrl import agents, topologies
+from apexrl import topologies
 from apexrl.agents import setting_relevance
 from apexrl.config import Config
 from apexrl.config.convert import flat, known_settings
 from apexrl.config.settings import Range, Setting, as_flag, did_you_mean, flag
 from apexrl.errors import ConfigError
+from apexrl.topologies.validation import unused
 
 DEFAULTS: Final = (
     "learning_rate",
@@ -96,7 +97,6 @@ def search_space(config: Config, over: Sequence[str] = (), usual: Sequence[str] 
     """The settings to vary.
 
     Args:
-        config: of a run.
         over: ``NAME``, ``NAME=LOW..HIGH`` or ``NAME=A,B,C`` for each; empty: ``usual``, as far as the agent reads them.
 
     Raises:
@@ -104,8 +104,8 @@ def search_space(config: Config, over: Sequence[str] = (), usual: Sequence[str] 
     """
     values = flat(config)
     if not over:
-        unused = _unused(config)
-        found = [name for name in usual if name not in unused and values[name]]
+        nothing = unused(config)
+        found = [name for name in usual if name not in nothing and values[name]]
         return tuple(_around(known_settings()[name][1], values[name]) for name in found)
     space = tuple(_wanted(config, values, word) for word in over)
     names = [one.setting for one in space]
@@ -117,11 +117,6 @@ def search_space(config: Config, over: Sequence[str] = (), usual: Sequence[str] 
 def rounded(value: float) -> float:
     """To four significant digits."""
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _unused(config: Config) -> set[str]:
-    agent, topology = config.agent.agent, config.topology
-    return agents.unread(agent) | topologies.unread(topology) | set(setting_relevance.idle(config))
 
 
 def _wanted(config: Config, values: dict[str, Any], word: str) -> Dimension:

@@ -74,7 +74,6 @@ def sweep(
     Args:
         parallel: trials at work at the same time.
         tell: of every trial that begins or ends.
-        start: starts a run.
 
     Raises:
         WorkerError: every trial fails.

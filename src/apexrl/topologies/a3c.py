@@ -11,7 +11,7 @@ from apexrl.links.local.shared_parameters import SharedParameters
 from apexrl.protocols import is_optimizer_state
 from apexrl.roles import A3CWorker, Evaluator, ParameterKeeper, ParameterServer
 from apexrl.topologies.parameter_server_links import sharded
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, room, stepping
 
 
 def a3c(config: Config, probe: Probe) -> Program:
@@ -27,13 +27,10 @@ def a3c(config: Config, probe: Probe) -> Program:
         ConfigError: a setting means nothing with or without Hogwild, or there are more servers than slices.
     """
     _check(config)
-    actors = config.actor
     program = Program(config)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     sturdy: dict[str, Any] = {"restarts": config.learner.learner_restarts}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    working: dict[str, Any] = {**settings, "count": actors.actors, "most": room(config), **fragile}
-    working |= {"least": actors.min_actors, "moves": True}
+    working: dict[str, Any] = {**settings, **acting(config, nice=0)}
 
     if config.wiring.hogwild:
         shares = config.wiring.shared_statistics
@@ -49,7 +46,7 @@ def a3c(config: Config, probe: Probe) -> Program:
         program.role(A3CWorker, **working, **links)
         serving = {**settings, **links, "count": config.wiring.parameter_servers}
         program.role(ParameterServer, **serving, **sturdy)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **stepping(config, nice=0))
     return program
 
 

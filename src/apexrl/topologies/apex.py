@@ -7,7 +7,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.roles import Actor, Evaluator, Learner, ReplayServer
 from apexrl.topologies.dataset_links import with_dataset
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, stepping
 from apexrl.topologies.replay_links import prioritized, served
 from apexrl.topologies.sync_learners import averaging
 
@@ -19,16 +19,13 @@ def apex(config: Config, probe: Probe) -> Program:
     replay; back travel whole weights, of which an actor takes the latest only. Several learners are each given batches
     by the replay's own role, make every update together, and the first of them publishes.
     """
-    actors, learners, restarts = config.actor, config.wiring.learners, config.learner.learner_restarts
+    learners, restarts = config.wiring.learners, config.learner.learner_restarts
     program = Program(config)
 
     replay = program.replay(**prioritized(config, probe, together=learners))
     source = with_dataset(program, config, probe, replay)
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Where processors are short, experience waits for the learner and not the learner for experience.
-    fragile["nice"] = 5
 
     learning: dict[str, Any] = {**settings, "weights": weights, "restarts": restarts}
     if learners == 1:
@@ -38,7 +35,6 @@ def apex(config: Config, probe: Probe) -> Program:
         together = averaging(program, config, probe)
         program.role(ReplayServer, config=config, batches=batches, restarts=restarts)
         program.role(Learner, **learning, replay=batches, averaging=together, count=learners)
-    acting = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True, **fragile}
-    program.role(Actor, **settings, replay=replay, weights=weights, **acting)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(Actor, **settings, replay=replay, weights=weights, **acting(config))
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program

@@ -9,7 +9,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, ModelServer
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, room, stepping
 from apexrl.topologies.replay_links import queue
 
 _MOST_THREADS = 8  # of a kind, that an auto-tuner may come to (ours: they share one interpreter)
@@ -25,7 +25,7 @@ def ga3c(config: Config, probe: Probe) -> Program:
     Raises:
         ConfigError: a trainer would wait for more unrolls than it may take.
     """
-    actors, wiring = config.actor, config.wiring
+    wiring = config.wiring
     if wiring.training_min_batch > config.learner.batch_size:
         raise ConfigError(
             f"--training-min-batch {wiring.training_min_batch} is more than --batch-size {config.learner.batch_size}, "
@@ -47,14 +47,9 @@ def ga3c(config: Config, probe: Probe) -> Program:
         "trainers": program.thread_count("trainer", wiring.trainers, _MOST_THREADS),
     }
     central: dict[str, Any] = {"replay": program.replay(**queue(config, probe)), "weights": weights}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Where processors are short, environments wait for the model, and it not for them.
-    fragile["nice"] = 5
 
     restarts = config.learner.learner_restarts
     program.role(ModelServer, **settings, **central, **threads, inference=inference, restarts=restarts)
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
-    workers |= {"inference": inference, "moves": True}
-    program.role(EnvWorker, **settings, **workers, **fragile)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(EnvWorker, **settings, inference=inference, **acting(config))
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program

@@ -10,7 +10,7 @@ from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, GradientLearner, ParameterServer, ReplayServer
 from apexrl.topologies.dataset_links import with_dataset
 from apexrl.topologies.parameter_server_links import sharded
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, stepping
 from apexrl.topologies.queue_links import OfQueue, queue_ports
 from apexrl.topologies.replay_links import prioritized
 
@@ -36,20 +36,16 @@ def gorila(config: Config, probe: Probe) -> Program:
             "parameter servers own slices of the network and apply gradients alone: none could reset it, and learners "
             "have no common count of updates. Set --reset-period-updates 0 --no-anneal-horizon, or use --topology apex"
         )
-    actors, wiring, restarts = config.actor, config.wiring, config.learner.learner_restarts
+    wiring, restarts = config.wiring, config.learner.learner_restarts
     program = Program(config)
 
     links = sharded(program, config, probe, senders=wiring.learners)
     weights = links["parameters"]
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     sturdy: dict[str, Any] = {"restarts": restarts}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Where processors are short, experience waits for the learners and not the learners for experience.
-    fragile["nice"] = 5
 
     learning = {**settings, **links, "count": wiring.learners, **sturdy}
-    acting = {**settings, "weights": weights, "count": actors.actors, "most": room(config), **fragile}
-    acting |= {"least": actors.min_actors, "moves": True}
+    actors = {**settings, "weights": weights, **acting(config)}
     if wiring.replay == "global":
         replay = program.replay(**prioritized(config, probe))
         given = {"batch_size": config.learner.batch_size, "beta": config.replay.correction}
@@ -57,17 +53,17 @@ def gorila(config: Config, probe: Probe) -> Program:
         batches = program.batches(source, learners=wiring.learners, **given)
         program.role(ReplayServer, config=config, batches=batches, **sturdy)
         program.role(GradientLearner, batches=batches, **learning)
-        program.role(Actor, replay=replay, **acting)
+        program.role(Actor, replay=replay, **actors)
     else:
         share = _share(config)
         options = [{**prioritized(share, probe), "seed": config.seed + i} for i in range(wiring.learners)]
         own = [program.replay(**replay) for replay in options]
         mixed = [with_dataset(program, config, probe, replay, i) for i, replay in enumerate(own)]
         program.role(OfQueue(GradientLearner), **queue_ports(mixed), **learning)
-        program.role(OfQueue(Actor), **queue_ports(own), **acting)
+        program.role(OfQueue(Actor), **queue_ports(own), **actors)
     serving = {**settings, **links, "count": wiring.parameter_servers}
     program.role(ParameterServer, **serving, **sturdy)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program
 
 

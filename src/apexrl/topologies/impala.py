@@ -7,7 +7,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.roles import Actor, Evaluator, Learner
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, stepping
 from apexrl.topologies.queue_links import OfQueue, queue_ports
 from apexrl.topologies.replay_links import most_waiting, queue
 from apexrl.topologies.sync_learners import averaging
@@ -21,30 +21,26 @@ def impala(config: Config, probe: Probe) -> Program:
     which an actor takes the latest only. What the policy learned in between is the agent's to correct (V-trace).
     Several learners have a queue each, make every update together, and the first of them publishes.
     """
-    actors, learners = config.actor, config.wiring.learners
+    learners = config.wiring.learners
     program = Program(config)
 
     queues = [program.replay(**queue(config, probe)) for _ in range(learners)]
     weights = program.weights(probe.weights_nbytes)
     settings: dict[str, Any] = {"config": config, "spec": probe.spec, "weights": weights}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Unrolls age while they wait, and a learner that waits loses nothing: it has the processor first.
-    fragile["nice"] = 5
-    acting = {"count": actors.actors, "least": actors.min_actors, "moves": True, **fragile}
-    acting["most_waiting"] = most_waiting(config, probe.item)
+    actors = {**acting(config), "most_waiting": most_waiting(config, probe.item)}
 
     restarts = config.learner.learner_restarts
     if learners == 1:
         program.role(Learner, **settings, replay=queues[0], restarts=restarts)
-        program.role(Actor, **settings, **acting, replay=queues[0], most=room(config))
+        program.role(Actor, **settings, **actors, replay=queues[0])
     else:
         _check_several(config)
         several = queue_ports(queues)
         together: dict[str, Any] = {"averaging": averaging(program, config, probe)}
         learner, actor = OfQueue(Learner), OfQueue(Actor)
         program.role(learner, count=learners, restarts=restarts, **settings, **several, **together)
-        program.role(actor, **settings, **acting, **several)
-    program.role(Evaluator, **settings, **fragile)
+        program.role(actor, **settings, **{**actors, "most": 0}, **several)
+    program.role(Evaluator, **settings, **stepping(config))
     return program
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexrl.errors import ConfigError
 from apexrl.roles import Evaluator, PoolKeeper
-from apexrl.topologies.program import Probe, Program
+from apexrl.topologies.program import Probe, Program, stepping
 
 
 def keep_pool(program: Program, probe: Probe) -> None:
@@ -17,12 +17,4 @@ def keep_pool(program: Program, probe: Probe) -> None:
     weights = next((node.ports.get("weights") for node in program.nodes if node.factory is Evaluator), None)
     if weights is None:
         raise ConfigError(f"topology {config.topology} has no Evaluator with weights, of which a pool could be made")
-    program.role(
-        PoolKeeper,
-        config=config,
-        spec=probe.spec,
-        weights=weights,
-        restarts=config.actor.actor_restarts,
-        env_timeout=config.actor.env_timeout,
-        nice=5,
-    )
+    program.role(PoolKeeper, config=config, spec=probe.spec, weights=weights, **stepping(config))

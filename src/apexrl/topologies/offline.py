@@ -7,7 +7,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.roles import Evaluator, Learner
 from apexrl.topologies.dataset_links import recorded
-from apexrl.topologies.program import Probe, Program
+from apexrl.topologies.program import Probe, Program, stepping
 
 
 def offline(config: Config, probe: Probe) -> Program:
@@ -23,6 +23,5 @@ def offline(config: Config, probe: Probe) -> Program:
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
 
     program.role(Learner, **settings, replay=replay, weights=weights, restarts=config.learner.learner_restarts)
-    fragile: dict[str, Any] = {"restarts": config.actor.actor_restarts, "env_timeout": config.actor.env_timeout}
-    program.role(Evaluator, **settings, weights=weights, nice=5, **fragile)
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program

@@ -128,7 +128,6 @@ class Node:
     Args:
         name: of the role: ``actor``; its workers are ``actor-0`` … ``actor-<count-1>``, or as ``indices`` says.
         factory: makes the role inside its worker, ``factory(context, **ports)``.
-        count: workers.
         ports: what the role is given: settings and links.
         restarts: times that one worker may be started again before the run gives up.
         env_timeout: seconds that one environment call may take before the worker counts as hung; None: no limit.
@@ -231,6 +230,21 @@ class Program:
         node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least, moves=moves)
         self.nodes.append(node)
         return node
+
+
+def stepping(config: Config, nice: int = 5) -> dict[str, Any]:
+    """How a role that steps environments is kept going, as arguments of ``Program.role``.
+
+    ``nice``: where processors are short, it waits for those that learn and choose actions, and they do not for it.
+    """
+    return {"restarts": config.actor.actor_restarts, "env_timeout": config.actor.env_timeout, "nice": nice}
+
+
+def acting(config: Config, nice: int = 5) -> dict[str, Any]:
+    """As ``stepping``, of the role that ``--actors`` counts: it may be scaled, and may move to other hosts."""
+    actors = config.actor
+    counts = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True}
+    return {**counts, **stepping(config, nice)}
 
 
 def room(config: Config) -> int:

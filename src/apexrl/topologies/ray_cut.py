@@ -30,7 +30,7 @@ from apexrl.roles import WorkerGateway
 from apexrl.topologies import gateway_cut, host_cut, info
 from apexrl.topologies.crossing import Crossing, check_rounding, crossing
 from apexrl.topologies.parameter_server_links import board
-from apexrl.topologies.program import Node, Program, ReplayLink
+from apexrl.topologies.program import Program, ReplayLink
 
 LEARNERS = ("learner", "gradient_learner", "model_server")
 """The roles on the learner's node, each of which gets the processors and GPUs of a learner."""
@@ -142,12 +142,8 @@ def actor_group_side(
     for link in found.inner:
         nodes = host_cut.rewired(nodes, link, host_cut.own_link(link, leases, choosing))
     elsewhere = {id(link) for link in (*found.replays, found.inference) if link is not None}
-    return Program(config, [_without(node, elsewhere) for node in nodes])
-
-
-def _without(node: Node, links: set[int]) -> Node:
-    """``node`` without the ports that hold one of these links, by id."""
-    return replace(node, ports={name: port for name, port in node.ports.items() if id(port) not in links})
+    here = [{name: port for name, port in node.ports.items() if id(port) not in elsewhere} for node in nodes]
+    return Program(config, [replace(node, ports=ports) for node, ports in zip(nodes, here, strict=True)])
 
 
 def sampling(program: Program) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import Evaluator, Learner, PolicyWorker, RolloutWorker
 from apexrl.roles.env_worker import group_sizes
 from apexrl.roles.rollout_worker import reply_fields, request_fields
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, room, stepping
 from apexrl.topologies.replay_links import most_waiting, queue
 
 _MOST_POLICY_WORKERS = 4  # times --policy-workers, that an auto-tuner may come to: ours, to look around
@@ -24,13 +24,13 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     slots of a first-in-first-out queue in shared memory, and that is where it samples. Weights travel to the policy
     workers and the evaluator alone. How old the policy was is known of every step, and ``--max-policy-lag`` limits it.
     """
-    actors, wiring = config.actor, config.wiring
+    wiring = config.wiring
     splits = group_sizes(config, len(probe.spec.agents) or 1)
-    groups = actors.actors * len(splits)
+    groups = config.actor.actors * len(splits)
     if wiring.policy_workers > groups:
         raise ConfigError(
-            f"--policy-workers {wiring.policy_workers} share {groups} groups of environments (--actors {actors.actors} "
-            f"times --splits {len(splits)}): take fewer, or more actors"
+            f"--policy-workers {wiring.policy_workers} share {groups} groups of environments (--actors "
+            f"{config.actor.actors} times --splits {len(splits)}): take fewer, or more actors"
         )
     servers = wiring.policy_workers
     if wiring.autotune:
@@ -49,23 +49,11 @@ def sample_factory(config: Config, probe: Probe) -> Program:
     )
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     central: dict[str, Any] = {**settings, "weights": weights, "restarts": config.learner.learner_restarts}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Steps age while they wait, and a learner that waits loses nothing: where processors are short, it goes first.
-    fragile["nice"] = 5
-
-    policies: dict[str, Any] = {
-        "count": wiring.policy_workers,
-        "most": servers,
-        "least": 1,
-        "inference": inference,
-        "moves": True,
-    }
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors, "moves": True}
     # Policies move with those whom they answer: what lies between them is each host's own.
-    policies["moves"] = True
-    workers |= {"inference": inference, "most_waiting": most_waiting(config, probe.item)}
+    policies: dict[str, Any] = {"count": wiring.policy_workers, "most": servers, "least": 1, "moves": True}
+    workers = {"inference": inference, "most_waiting": most_waiting(config, probe.item), **acting(config)}
     program.role(Learner, **central, replay=slots)
-    program.role(PolicyWorker, **central, **policies)
-    program.role(RolloutWorker, **settings, **workers, replay=slots, **fragile)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(PolicyWorker, **central, **policies, inference=inference)
+    program.role(RolloutWorker, **settings, **workers, replay=slots)
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program

@@ -9,7 +9,7 @@ from apexrl.links.local.inference import InferenceLink
 from apexrl.roles import EnvWorker, Evaluator, InferenceServer, Learner
 from apexrl.roles.env_worker import group_sizes, reply_fields, request_fields
 from apexrl.topologies.dataset_links import with_dataset
-from apexrl.topologies.program import Probe, Program, room
+from apexrl.topologies.program import Probe, Program, acting, room, stepping
 from apexrl.topologies.replay_links import experience, most_waiting
 
 
@@ -20,7 +20,6 @@ def seed(config: Config, probe: Probe) -> Program:
     learner travel what the server gathered: unrolls through a queue (SEED's V-trace), or prioritized sequences (its
     R2D2) or transitions. Weights travel to the server and the evaluator alone.
     """
-    actors = config.actor
     program = Program(config)
 
     replay = program.replay(**experience(config, probe))
@@ -34,15 +33,10 @@ def seed(config: Config, probe: Probe) -> Program:
     )
     settings: dict[str, Any] = {"config": config, "spec": probe.spec}
     central: dict[str, Any] = {"weights": weights, "restarts": config.learner.learner_restarts}
-    fragile: dict[str, Any] = {"restarts": actors.actor_restarts, "env_timeout": actors.env_timeout}
-    # Where processors are short, environments wait for the learner and for inference, and neither for them.
-    fragile["nice"] = 5
 
     program.role(Learner, **settings, **central, replay=with_dataset(program, config, probe, replay))
     throttle = most_waiting(config, probe.item)
     program.role(InferenceServer, **settings, **central, replay=replay, inference=inference, most_waiting=throttle)
-    workers: dict[str, Any] = {"count": actors.actors, "most": room(config), "least": actors.min_actors}
-    workers |= {"inference": inference, "moves": True}
-    program.role(EnvWorker, **settings, **workers, **fragile)
-    program.role(Evaluator, **settings, weights=weights, **fragile)
+    program.role(EnvWorker, **settings, inference=inference, **acting(config))
+    program.role(Evaluator, **settings, weights=weights, **stepping(config))
     return program

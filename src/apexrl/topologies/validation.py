@@ -7,6 +7,7 @@ from dataclasses import MISSING, replace
 from typing import Any
 
 from apexrl import agents, topologies
+from apexrl.agents import setting_relevance
 from apexrl.config import Config
 from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.convert import check_values, flat, known_settings
@@ -27,7 +28,6 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     An agent or a topology of your own is imported: ``config.trust`` comes first where somebody else wrote the names.
 
     Args:
-        config: everything.
         given: flat names of the settings that somebody gave: each of them must mean something.
         elsewhere: other hosts may bring all that steps environments.
 
@@ -119,6 +119,12 @@ def readers(name: str) -> tuple[list[str], list[str]]:
         [agent for agent in agents.AGENTS if name not in agents.unread(agent)],
         [topology for topology in topologies.TOPOLOGIES if name not in topologies.unread(topology)],
     )
+
+
+def unused(config: Config) -> set[str]:
+    """The settings that its agent or its topology does not read, or not with the others as they are."""
+    unread = agents.unread(config.agent.agent) | topologies.unread(config.topology)
+    return unread | set(setting_relevance.idle(config))
 
 
 def own_settings(config: Config) -> dict[str, type[Any]]:

@@ -31,9 +31,8 @@ from apexrl.launch.restart_budget import Ending
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.stall_dump import DUMP_SECONDS
 from apexrl.launch.worker_process import log_labels
-from apexrl.launch.worker_slots import slot_seed
+from apexrl.launch.worker_slots import identity
 from apexrl.links.local.control_board import COUNTERS, HURRY, RUN, STOP
-from apexrl.links.local.role_context import WorkerIdentity
 from apexrl.topologies import Probe, Program
 from apexrl.topologies.learner_hosts import averages
 from apexrl.topologies.ray_cut import INFERENCE, LEARNERS, queues, sampling
@@ -177,12 +176,10 @@ class Driver:
         for slot in group.slots:
             if slot.handle is not None:
                 self._hear(group, slot, now)
-            elif not (slot.gone or slot.resting) and now >= slot.restart_at and self._may_begin(group, slot):
+            elif slot.gone or slot.resting or now < slot.restart_at:
+                continue
+            elif self._groups[0].up or slot.node.name not in group.asks:  # what the worker asks is there
                 self._begin(group, slot, now)
-
-    def _may_begin(self, group: ActorGroup, slot: RaySlot) -> bool:
-        """Whether that is there which the worker asks."""
-        return self._groups[0].up or slot.node.name not in group.asks
 
     def _begin(self, group: ActorGroup, slot: RaySlot, now: float) -> None:
         """Start a generation of a worker."""
@@ -196,15 +193,8 @@ class Driver:
             cpus, gpus = placement.inference_cpus, placement.inference_gpus
         if node.name in LEARNERS:
             cpus, gpus = placement.learner_cpus, max(gpus, placement.learner_gpus)
-        worker = WorkerIdentity(
-            name=slot.name,
-            role=node.name,
-            index=slot.index,
-            generation=generation,
-            seed=slot_seed(self._config.seed, node.name, slot.index, generation, self._ledger.base.env_steps),
-            folder=self._ledger.folder.path.resolve(),
-            folder_generation=number,
-        )
+        who = self._config.seed, node.name, slot.index, generation
+        worker = identity(*who, self._ledger.base, self._ledger.folder.path.resolve(), number)
         labels = log_labels(self._config, worker)
         assignment = RayAssignment(
             worker, node.traits.writes_checkpoints and not group.number, node.factory, node.nice, labels
@@ -382,10 +372,8 @@ class Driver:
 
     def _news(self, slot: RaySlot) -> News:
         word = STOP if slot.leaving_since is not None and self._word == RUN else self._word
-        return News(word, self._others(slot), slot.report.said_at, self._env_change)
-
-    def _others(self, slot: RaySlot) -> dict[str, int]:
-        return {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}
+        others = {name: self._total(name) - slot.counters.get(name, 0) for name in COUNTERS}
+        return News(word, others, slot.report.said_at, self._env_change)
 
     def _tick(self, now: float) -> None:
         more = {"hung_env_calls": self._hung_calls, "log_bytes": self._output.left_out}

@@ -20,7 +20,6 @@ class ElasticGroups:
     Args:
         groups: those of actors, in the order of ``plan.slots``.
         bundles: what each wants reserved.
-        tell: a human.
     """
 
     def __init__(

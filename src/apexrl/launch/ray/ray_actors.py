@@ -90,7 +90,6 @@ class GroupMemory:
     Methods of the same concurrency group never run at once.
 
     Args:
-        program: of the group.
         home: it is on the learner's node.
         gated: writers of its shard wait until its sampler says how much it may take in.
     """

@@ -103,7 +103,6 @@ class RayMetrics:
 
     Args:
         namespace: of the run's named actors.
-        folder: of the run.
     """
 
     def __init__(self, namespace: str, folder: RunFolder) -> None:

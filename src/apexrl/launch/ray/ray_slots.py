@@ -130,7 +130,6 @@ class RaySlot(SlotState):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Counters of this generation."""
         return self.report.counters
 
     @property

@@ -85,10 +85,11 @@ class Connections:
         Raises:
             LinkError: a member is lost.
         """
-        if self._plan is None or not self._plan.fits(vector):
+        plan = self._plan
+        if plan is None or (plan.vector.data_ptr(), len(plan.vector)) != (vector.data_ptr(), len(vector)):
             kind = SparsePlan if self._form.kind == "top-k" else DensePlan
-            self._plan = kind(vector, self.rank, list(self._peers.values()), self._form)
-        self._plan.begin(start)
+            plan = self._plan = kind(vector, self.rank, list(self._peers.values()), self._form)
+        plan.begin(start)
         for peer in self._peers.values():
             peer.move()
 

@@ -54,12 +54,10 @@ class Member(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the vectors are to be that it sums."""
-        ...
 
     @property
     def joined(self) -> bool:
         """Whether it has the state that all of its epoch began with."""
-        ...
 
     def join(self, state: State, gradient: int, form: Form | None = None) -> State | None:
         """Be of the next epoch. To be called until it answers.
@@ -71,21 +69,17 @@ class Member(Protocol):
         Returns:
             The state that all begin with; None: the others are not here yet.
         """
-        ...
 
     def send(self, vector: Tensor, start: int) -> None:
         """Of the next vector to be summed, what is final: from value ``start`` on. It may go out already."""
-        ...
 
     def sum(self, vector: Tensor) -> Tensor | None:
         """The sum of all members' vectors, float32 on ``device`` or the CPU: not in the memory of ``vector``, the same
         to the last bit for all, and held until the next sum. None: ask again with the same vector, or, if ``joined`` is
         False now, join again: a member is lost."""
-        ...
 
     def leave(self) -> None:
         """Leave the epoch; ``joined`` is False now."""
-        ...
 
     def close(self) -> None: ...
 

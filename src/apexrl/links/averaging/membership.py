@@ -78,7 +78,6 @@ class Membership:
     """One member's view of the group.
 
     Args:
-        record: of the group.
         name: of this process, like no other.
         place: see ``Member``.
         expected: members with which the group begins; the places are 0 … ``expected`` − 1.

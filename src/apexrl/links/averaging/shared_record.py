@@ -25,16 +25,13 @@ class SharedRecord(Protocol):
     def all(self) -> dict[str, bytes]: ...
     def put(self, key: str, value: bytes) -> dict[str, bytes]:
         """Put it; returns all that stands there then."""
-        ...
 
     def put_first(self, key: str, value: bytes) -> bytes:
         """Put it unless there is one; returns what stands there."""
-        ...
 
     def drop(self, keys: list[str]) -> None: ...
     def address(self) -> str:
         """At which other members reach this process's host."""
-        ...
 
 
 class SegmentRecord:

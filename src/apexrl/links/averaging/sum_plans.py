@@ -105,10 +105,6 @@ class DensePlan:
         self._slice = self.total[own]
         self._sent = -1  # values of ``_sends``; -1: the sum has not begun
 
-    def fits(self, vector: Tensor) -> bool:
-        """Whether it is made for ``vector``."""
-        return vector.data_ptr() == self.vector.data_ptr() and len(vector) == len(self.vector)
-
     def begin(self, start: int) -> None:
         """Let out what begins at ``start`` or behind it."""
         if self._sent < 0:
@@ -144,10 +140,6 @@ class SparsePlan:
         self._exact, self._peers, self._begun = form.exact, peers, False
         self._rows = [torch.zeros(form.exact + 2 * form.most) for _ in range(len(peers) + 1)]  # by rank
         self._own = self._rows[rank]
-
-    def fits(self, vector: Tensor) -> bool:
-        """Whether it is made for ``vector``."""
-        return vector.data_ptr() == self.vector.data_ptr() and len(vector) == len(self.vector)
 
     def begin(self, start: int) -> None:
         """Let everything out once ``start`` is 0."""

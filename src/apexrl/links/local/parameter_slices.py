@@ -46,7 +46,6 @@ class ParameterSlices:
         vectors: name -> number of values, as in ``topologies.Probe.vectors``: ``<group>/online``; of the same size, if
             the agent has them, ``<group>/target`` and ``<group>/optimizer/<name>``; and ``<group>/optimizer/steps``, 1.
         places: name of each of the agent's weights -> its position in its group's ``online`` vector.
-        count: number of slices.
 
     Raises:
         ConfigError: there are fewer pieces than slices.

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from apexrl.run.env_changes import EnvChange, decoded
 from apexrl.run.ownership import Fence
 
 _HEARTBEAT_SECONDS = 0.2
+_NO_CALL = nullcontext()  # in one process, no other process watches a call
 
 
 @dataclass(frozen=True)
@@ -207,18 +209,5 @@ class InlineContext(_Identified):
     def env_change(self) -> EnvChange:
         return self._run.env_change
 
-    def env_call(self) -> _NoCall:
+    def env_call(self) -> AbstractContextManager[None]:
         return _NO_CALL
-
-
-class _NoCall:
-    """In one process, no other process watches a call."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-_NO_CALL = _NoCall()

@@ -61,7 +61,6 @@ class ShardedParameters:
         self._segment = Segment(end)
 
     def memory(self, shard: int) -> SliceMemory:
-        """The memory of the server of ``shard``."""
         boards = {name: boards[shard] for name, boards in self._boards.items()}
         return SliceMemory(self._segment, *self._offsets[shard], boards)
 

@@ -18,7 +18,6 @@ LAST_OF_GENERATION: Final = 62
 
 
 def stream_of(keys: RunKeys, generation: bytes) -> bytes:
-    """The key of the stream in one of its generations."""
     return b"%b:%b" % (keys.steps.encode(), generation)
 
 

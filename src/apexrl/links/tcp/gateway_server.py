@@ -51,7 +51,6 @@ class Traffic(Protocol):
 
     def leave(self) -> None:
         """Tell this host that the worker asks for nothing any more; may be called several times."""
-        ...
 
 
 class Desk(Protocol):
@@ -64,13 +63,11 @@ class Desk(Protocol):
 
     def known_leases(self) -> dict[int, int]:
         """Slot -> generation of its newest lease, as far as memory tells that outlives a gateway."""
-        ...
 
     def begin(
         self, peer: frames.Connection, hello: Hello, over: threading.Event, stepped: Callable[[int], None]
     ) -> Traffic:
         """A connection that was let in. ``stepped`` is called with environment steps as they come."""
-        ...
 
 
 class Gateway:

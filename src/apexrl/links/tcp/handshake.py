@@ -192,7 +192,8 @@ def _answer(peer: frames.Connection, where: str, hello: Hello, secret: _Secret |
         return frame
     mark, why = _refusal(frame.text)
     replaced = secret is not None and hmac.compare_digest(mark, secret.proof(b"replaced"))
-    raise RefusedError(f"the gateway at {where} refused {_called(hello.worker)}: {why}", replaced)
+    who = "this host" if hello.worker == HOST else f"worker {hello.worker}"
+    raise RefusedError(f"the gateway at {where} refused {who}: {why}", replaced)
 
 
 def challenge(peer: frames.Connection, token: str, tls: ssl.SSLContext | None = None) -> Caller:
@@ -263,10 +264,6 @@ class _Secret:
 
     def proof(self, what: bytes) -> bytes:
         return hmac.digest(self._token, b"apexrl " + what + b"\0" + self._hello, "sha256")
-
-
-def _called(worker: int) -> str:
-    return "this host" if worker == HOST else f"worker {worker}"
 
 
 def _refusal(answer: bytes) -> tuple[bytes, str]:

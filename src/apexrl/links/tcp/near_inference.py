@@ -17,5 +17,4 @@ class NearInference:
         self.splits = link.splits
 
     def worker(self, slot: int, generation: int) -> RequestClient:
-        """The client of the worker in ``slot`` in its ``generation``."""
         return self._link.worker(slot, (generation << GENERATION_BITS) + 1)

@@ -100,12 +100,6 @@ class SlotLeases:
         with self._lock:
             self._holders = {slot: holder for slot, holder in self._holders.items() if holder.member != member}
 
-    @property
-    def members(self) -> set[str]:
-        """Members with leases."""
-        with self._lock:
-            return {holder.member for slot in self._slots if (holder := self._holder(slot)) is not None}
-
     def _holder(self, slot: int) -> _Holder | None:
         holder = self._holders.get(slot)
         return holder if holder is not None and holder.until > self._clock() else None

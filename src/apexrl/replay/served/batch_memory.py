@@ -27,7 +27,6 @@ class BatchMemory:
     """The offsets of everything in the segment. Picklable.
 
     Args:
-        layout: of the replay.
         learners, batch_size, prefetch: batches of that size kept ready for each learner.
         segment: created by another process; default: a new one.
     """

@@ -18,32 +18,24 @@ class BatchSource(Protocol):
     layout: Layout
     native: _native.Replay | None
     """Gathers directly into the server's arrays; None: the items are not in this host's memory."""
-    fifo: bool
-    """Items go when they are sampled."""
 
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> object:
         """ConfigError: there are no such batches."""
-        ...
 
     def closes(self, server: Closable) -> None:
         """Close ``server`` together with the replay."""
-        ...
 
     def begin(self, out: int) -> None:
         """This process serves from now on. Learners hold ``out`` items of a fifo replay."""
-        ...
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
         """Sample a batch into ``arrays``. WaitTimeout: there is none at the moment."""
-        ...
 
     def done(self, items: int, lost: bool) -> None:
         """Learners no longer hold so many items of a fifo replay."""
-        ...
 
     def wait(self, timeout: float) -> None:
         """Wait until there may be a batch, at most ``timeout`` seconds."""
-        ...
 
 
 class Servable(Protocol):
@@ -63,7 +55,7 @@ class LocalSource:
         self._core = core
         self.layout = core.layout
         self.native: _native.Replay | None = core.native
-        self.fifo = core.consumes
+        self._fifo = core.consumes  # items go when they are sampled
         self.check_batch = core.check_batch
 
     def closes(self, server: Closable) -> None:
@@ -72,13 +64,13 @@ class LocalSource:
     def begin(self, out: int) -> None:
         self._core.own()
         # Batches of a fifo replay that outlived an earlier server were counted as lost when it died.
-        self._core.native.adopt(out if self.fifo else 0)
+        self._core.native.adopt(out if self._fifo else 0)
 
     def fill(self, arrays: ArraySet, size: int, beta: float, normalize: Normalize) -> None:
         self._core.fill(arrays.outputs, size, beta, normalize, timeout=0.0, outstanding=True)
 
     def done(self, items: int, lost: bool) -> None:
-        if self.fifo:
+        if self._fifo:
             self._core.native.done(items, lost)
 
     def wait(self, timeout: float) -> None:
@@ -96,7 +88,6 @@ class Sharded(Protocol):
 class ShardedSource:
     """Batches of a sharded replay, which is not fifo."""
 
-    fifo = False
     native: _native.Replay | None = None
 
     def __init__(self, replay: Sharded, layout: Layout) -> None:

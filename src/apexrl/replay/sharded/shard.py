@@ -52,11 +52,9 @@ class Answer(Protocol):
 
     def ready(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds. True: the answer has arrived."""
-        ...
 
     def take(self) -> Any:
         """The answer. ClosedError: the shard was lost."""
-        ...
 
 
 class ShardClient(Protocol):

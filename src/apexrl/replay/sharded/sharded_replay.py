@@ -212,7 +212,6 @@ class ShardedReplay:
         self._poll(now, _POLL_SECONDS)
 
     def _request_batch(self, size: int) -> BatchPlan:
-        """Request another batch."""
         plan = BatchPlan(size)
         self._limiter.planned += size
         self._plans.append(plan)

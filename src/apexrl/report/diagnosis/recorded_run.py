@@ -95,7 +95,6 @@ class RunRecord:
         return otherwise if value is None else value
 
     def given(self, name: str) -> Evidence:
-        """A setting as evidence."""
         return Evidence(as_flag(name, self.settings[name]), CONFIG)
 
     @property
