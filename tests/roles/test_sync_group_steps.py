@@ -285,6 +285,40 @@ def test_nobody_has_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     group.close()
 
 
+def test_who_have_no_batch_send_each_other_nothing_but_see_who_leaves_and_who_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("apexrl.roles.sync_group._ABSTAIN_SECONDS", (0.0, 0.0))
+    link = GradientAveraging(2, patience=20.0)
+    contexts: list[Any] = [SimpleNamespace(index=k, patience=0.1, should_stop=lambda: False) for k in range(2)]
+    first, second, successor = (SyncGroup(contexts[k > 0], make("td3", k), link, 1) for k in range(3))
+
+    def meet(one: SyncGroup, other: SyncGroup) -> None:
+        def abstain() -> None:
+            while not other._member.joined:
+                assert not other.abstain()
+
+        thread = threading.Thread(target=abstain)
+        thread.start()
+        while thread.is_alive() or not one._member.joined:
+            assert not one.abstain()
+        thread.join()
+
+    meet(first, second)
+    for _ in range(3):  # in one thread, which would wait for itself
+        assert not first.abstain()
+        assert not second.abstain()
+    assert first.joined
+    assert second.joined
+    second.close()
+    assert not first.abstain()
+    assert not first.joined
+    meet(first, successor)
+    assert first._member.size == successor._member.size == 2
+    for group in (first, successor):
+        group.close()
+
+
 class Several:
     """Learners in threads, each with a link to the others as processes have it."""
 

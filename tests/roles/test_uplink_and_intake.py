@@ -59,10 +59,10 @@ class Hosts:
             )
         )
 
-    def uplink(self, config=CONFIG, generation=1):
+    def uplink(self, config=CONFIG, generation=1, restarts=0):
         return self._made(
             Uplink(
-                Waiting(self.here.context("uplink")),
+                Waiting(self.here.context("uplink"), restarts),
                 config=config,
                 server=self.server,
                 keys=self.keys,
@@ -88,6 +88,19 @@ class Hosts:
             self.writer.append({**values, "reward": np.zeros(2, np.float32), "terminated": no, "truncated": end})
             self.here.run.totals["env_steps"] += 2
 
+    def write_frames(self, frames, uplink, intake):
+        """Write 40 steps at a time, and let the intake commit them."""
+        for _ in range(frames):
+            self.write(20)
+            before = len(self.learners)
+            turn(lambda before=before: len(self.learners) > before and not len(self.actors), uplink, intake)
+
+    def resume(self):
+        """What a learner's successor begins with: what its log tells, and nothing in memory."""
+        self.learners.close()
+        self.learners = Replay(10_000, FIELDS, writers=1, streams=8, **OPTIONS)
+        self.receipts = Receipts(16, resumed=True)
+
     def close(self):
         for one in (self.writer, self.learners, *self.others, self.actors):
             one.close()
@@ -98,8 +111,9 @@ class Waiting:
 
     patience = 0.01
 
-    def __init__(self, context):
+    def __init__(self, context, generation=0):
         self._context = context
+        self.generation = generation
 
     def __getattr__(self, name):
         return getattr(self._context, name)
@@ -133,7 +147,8 @@ def test_steps_go_up_and_weights_come_down(hosts):
     hosts.write(200)
     turn(lambda: len(hosts.learners) >= 390 and hosts.copy.version == 5, uplink, intake)
     np.testing.assert_array_equal(hosts.copy.latest()[1]["w"], np.arange(3.0))
-    assert hosts.there.run.totals["env_steps"] == hosts.here.run.totals["env_steps"] == 400
+    turn(lambda: hosts.there.run.totals["env_steps"] == 400, uplink, intake)
+    assert hosts.here.run.totals["env_steps"] == 400
     assert hosts.there.run.totals["chunks"] == hosts.here.run.totals["chunks"] > 0
     turn(lambda: hosts.there.values("intake")[-1]["committed"] == len(hosts.learners), uplink, intake)
     turn(lambda: uplink._sender.uncommitted_items == 0, uplink, intake)
@@ -153,6 +168,37 @@ def test_a_successor_takes_nothing_twice(hosts):
     turn(lambda: uplink._sender.uncommitted_items == 0, uplink, second)
     assert len(hosts.learners) == before == hosts.receipts.totals().committed
     assert hosts.receipts.totals().repeated == before
+
+
+def test_a_resumed_run_counts_no_step_twice_that_its_dead_learner_had_committed(hosts):
+    """The learner's host dies before the server hears what was committed: for its successor all of it comes again."""
+    first, uplink = hosts.intake(), hosts.uplink()
+    first._receiver._tell = lambda: None
+    hosts.write_frames(10, uplink, first)
+    first.step()
+    first._sink.close()
+    hosts.resume()
+    second = hosts.intake()
+    turn(lambda: not uplink._sender.uncommitted_items, uplink, second)
+    turn(lambda: hosts.there.run.totals["env_steps"] > 0, second)
+    assert hosts.there.run.totals["env_steps"] <= hosts.here.run.totals["env_steps"] == 400
+
+
+def test_a_resumed_run_counts_no_step_twice_of_a_host_whose_uplink_began_anew(hosts):
+    first, uplink = hosts.intake(), hosts.uplink()
+    hosts.write_frames(10, uplink, first)
+    turn(lambda: hosts.there.run.totals["env_steps"] == 400, uplink, first)
+    turn(lambda: not uplink._sender.uncommitted_items, uplink, first)
+    for role in (first, uplink):
+        role.close()
+        hosts.roles.remove(role)
+    hosts.resume()
+    second = hosts.intake()
+    restarted = hosts.uplink(restarts=1)
+    hosts.write(20)
+    turn(lambda: not len(hosts.actors) and restarted._sender.committed_items, restarted, second)
+    turn(lambda: not restarted._sender.uncommitted_items, restarted, second)
+    assert 400 <= hosts.there.run.totals["env_steps"] <= hosts.here.run.totals["env_steps"] == 440
 
 
 def test_several_learners_are_dealt_everything_once_whatever_dies(hosts, redis_server):

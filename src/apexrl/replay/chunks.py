@@ -181,7 +181,7 @@ class Receipts:
         """Record a host's counters, which never decrease. Answers by how much each grew.
 
         Args:
-            first: they came with the first chunk of their sender.
+            first: they came with the first chunk that the host ever sent.
         """
         at = self.account(f"{host} counters") * _WORDS
         words, counters = self._words, at + _FIRST_COUNTER

@@ -74,6 +74,7 @@ class Intake:
         self._sink.open()
         self._receiver = ExperienceReceiver(server, keys, run_id=run_id, schema=self._sink.schema, fence=fence)
         self._met = False  # the server has told what it knows of senders
+        self._uncounted: list[tuple[str, list[int], bool]] = []  # host, its totals, whether nothing came before
         self._messages = MessageReader(server, keys)
         self._hosts = HostMessages(context)
         self._queue: deque[Delivery] = deque()
@@ -103,6 +104,7 @@ class Intake:
         if not self._queue:
             received = self._receiver.receive(min(self._context.patience, _PATIENCE_SECONDS))
             self._queue.extend(Delivery(one) for one in received)
+        self._count_told()
         if not self._queue:
             return False
         done: list[Received] = []
@@ -139,6 +141,7 @@ class Intake:
             with suppress(OwnershipError):
                 self._report(last=True)
                 self._receiver.close()
+                self._count_told()
         self._messages.close()
         self._weights.close()
         self._sink.close()
@@ -165,11 +168,22 @@ class Intake:
             self._refused_items += received.heads.items(delivery.done)
             self._context.send("log", text=f"{error} (frame {received.entry.decode()})", level="warning")
             return True
-        host = f"{received.member}/{received.generation // GENERATIONS}"
+        self._context.count(chunks=delivery.done)
+        life, uplink = divmod(received.generation, GENERATIONS)
         totals = [received.counts.get(name, 0) for name in COUNTED]
-        grown = self._receipts.count(host, totals, first=received.sequence == 0)
-        self._context.count(chunks=delivery.done, **dict(zip(COUNTED, grown, strict=True)))
+        first = received.sequence == uplink == 0
+        self._uncounted.append((f"{received.member}/{life}", totals, first))
         return True
+
+    def _count_told(self) -> None:
+        """Count the steps of committed frames, once the server knows of them. Before that, the frames may come again,
+        to the intake of another learner: it cannot know that this one has counted them."""
+        if not self._receiver.all_told:
+            return
+        for host, totals, first in self._uncounted:
+            grown = self._receipts.count(host, totals, first)
+            self._context.count(**dict(zip(COUNTED, grown, strict=True)))
+        self._uncounted.clear()
 
     def _report(self, last: bool = False) -> None:
         """Once a second: messages of hosts, what was refused, and counters."""

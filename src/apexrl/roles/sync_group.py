@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _ABSTAIN_SECONDS = 0.02, 1.0
 """Without a batch for this long a learner lets the others go on; less and less long where it comes to that again."""
+_CALL_SECONDS = 0.01
+"""How long who abstains waits for the others' next sum before it looks again whether there is a batch."""
 _TAKES_PART, _ENDS, _WANTED, _WORDS = 0, 1, 2, 3
 """Words that are summed with the gradients: 1 of who has a gradient; of who says that the update is over; of who knows
 that somebody waits to join."""
@@ -128,6 +130,9 @@ class SyncGroup:
         now = time.monotonic()
         if self._takes_turns or now - self._busy_at < self._idle_seconds:
             return False
+        wait = _CALL_SECONDS if self.abstains else 0.0  # else it waits for batches
+        if self._member.joined and not (self._member.wanted or self._member.called(wait)):
+            return False  # where nobody has a batch, nothing is sent
         if not self.abstains:
             self.abstains = True
             self._idle_seconds = max(0.5 * self._idle_seconds, _ABSTAIN_SECONDS[0])

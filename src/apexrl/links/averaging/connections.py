@@ -113,12 +113,19 @@ class Connections:
             self._exchange()
         return self._plan.total
 
+    def called(self, timeout: float) -> bool:
+        """Whether another member has begun the next sum, or has left, after up to ``timeout`` seconds."""
+        return self._heard(select.POLLIN, timeout)
+
     def broken(self) -> bool:
         """Whether another member has closed its connection."""
+        return self._heard(_HANG_UP, 0.0)
+
+    def _heard(self, what: int, timeout: float) -> bool:
         poll = select.poll()
         for peer in self._peers.values():
-            poll.register(peer.socket, _HANG_UP)
-        return bool(poll.poll(0))
+            poll.register(peer.socket, what)
+        return bool(poll.poll(1e3 * timeout))
 
     def close(self) -> None:
         """Leave: whoever waits for this member stops waiting at once."""

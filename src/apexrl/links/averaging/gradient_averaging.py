@@ -73,6 +73,11 @@ class Member(Protocol):
     def send(self, vector: Tensor, start: int) -> None:
         """Of the next vector to be summed, what is final: from value ``start`` on. It may go out already."""
 
+    def called(self, timeout: float) -> bool:
+        """Whether others wait at the next sum, or one is lost, after up to ``timeout`` seconds. False: there is no need
+        to sum, unless this member wants to."""
+        ...
+
     def sum(self, vector: Tensor) -> Tensor | None:
         """The sum of all members' vectors, float32 on ``device`` or the CPU: not in the memory of ``vector``, the same
         to the last bit for all, and held until the next sum. None: ask again with the same vector, or, if ``joined`` is
@@ -233,6 +238,9 @@ class AveragingMember:
             except LinkError:
                 self._lose()
 
+    def called(self, timeout: float) -> bool:
+        return self._connections is not None and self._connections.called(timeout)
+
     def sum(self, vector: Tensor) -> Tensor | None:
         if self._connections is None:
             return None
@@ -335,6 +343,9 @@ class InlineMember:
         return newest._replace(version=max(one.version for one in states.values()))
 
     def send(self, vector: Tensor, start: int) -> None: ...
+
+    def called(self, timeout: float) -> bool:
+        return True
 
     def sum(self, vector: Tensor) -> Tensor | None:
         offers, odd = self._turns.offers, self._number % 2

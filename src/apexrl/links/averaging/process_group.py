@@ -126,6 +126,10 @@ class ProcessGroup:
     def begin_sum(self, vector: Tensor, start: int) -> None:
         """Nothing: ``sum`` sends it all."""
 
+    def called(self, timeout: float) -> bool:
+        """True: the others' sums cannot be seen before this member's."""
+        return True
+
     def sum(self, vector: Tensor) -> Tensor:
         """The sum of all members' vectors, float32 on one device and of one size: a new one, the same for all.
 

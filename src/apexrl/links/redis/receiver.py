@@ -131,6 +131,11 @@ class ExperienceReceiver:
             except TROUBLE as error:
                 self._troubled(error)
 
+    @property
+    def all_told(self) -> bool:
+        """Whether the server has answered that it knows of everything that was passed to `acknowledge`."""
+        return not self._unwritten
+
     def known(self) -> dict[tuple[str, int], int]:
         """The server's record of what was committed, as in `acknowledge`.
 
