@@ -324,7 +324,10 @@ def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(stage: Any) -> None:
+def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apexrl.roles.evaluator._PATIENCE_SECONDS", 0.1)
     spec, weights = published(1)
     env = EnvConfig(env=Endless)  # without the time limit that it is registered with
     settings = replace(CONFIG.evaluator, eval_timeout=3600.0)

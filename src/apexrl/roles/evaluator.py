@@ -28,7 +28,7 @@ from apexrl.spec import Array, EnvSpec
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
-_PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before a warning says what may be wrong
+_PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -166,10 +166,10 @@ class Evaluator:
         return trial if self._finish(trial) or (trial.returns and not self._context.hurried()) else None
 
     def _finish(self, trial: Trial) -> bool:
-        """Play a trial to its end. False: it was cut short by haste or its time limit, which is as long as the run
-        took where no episode has ended in it."""
+        """Play a trial to its end. False: it was cut short by haste or its time limit, which is a minute or as long as
+        the run took where no episode has ended in it."""
         running, limit = True, self._settings.eval_timeout
-        lasted = time.monotonic() - self._began
+        lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
         while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
@@ -315,7 +315,7 @@ class Trial:
     def overdue(self, seconds: float) -> str:
         return (
             f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
-            f"ended, as long as the run): {len(self.returns)} episodes ended. Give the environment a time limit with "
+            f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time limit with "
             "--max-episode-steps"
         )
 
