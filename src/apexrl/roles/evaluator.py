@@ -315,8 +315,8 @@ class Trial:
     def overdue(self, seconds: float) -> str:
         return (
             f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
-            f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time limit with "
-            "--max-episode-steps"
+            f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time "
+            "limit with --max-episode-steps"
         )
 
     def step(self) -> bool:
