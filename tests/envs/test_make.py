@@ -96,6 +96,8 @@ def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypa
         (EnvConfig(env="CartPol-v1"), "there is no environment CartPol-v1.*Did you mean: `CartPole`"),
         (EnvConfig(env=lambda: gym.make_vec("CartPole-v1", 2)), "CartPoleVectorEnv; .* takes num_envs"),
         (EnvConfig(env="CartPole-v9"), "there is no environment CartPole-v9"),
+        (EnvConfig(env="Bird-v0"), "Where a package .* registers it, write that before the id: 'package.module:Id-v0'"),
+        (EnvConfig(env="apexrl.envs.toy:Doors-v9"), "apexrl.envs.toy is imported and registers no such id"),
         (EnvConfig(env="no.such.module:Thing-v0"), "no module 'no'.*'package.module:Id-v0'"),
         (
             EnvConfig(env="gymnasium:Wrapper"),

@@ -237,7 +237,9 @@ def _unregistered(name: str) -> str:
             f"The module {module} has a {attribute}: give it an id there, as with gymnasium.register('{attribute}-v0', "
             f"{attribute}), and write {name}-v0; or from Python apexrl.train(env={attribute})"
         )
-    return "For your own write 'package.module:Id-v0', where the module registers the id with gymnasium.register"
+    if module:
+        return f"{module} is imported and registers no such id with gymnasium.register"
+    return "Where a package or a module of your own registers it, write that before the id: 'package.module:Id-v0'"
 
 
 def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
