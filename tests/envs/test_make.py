@@ -83,6 +83,14 @@ def test_a_module_that_an_environment_lacks_is_no_fault_of_its_id(monkeypatch: p
         make_env(EnvConfig(env="Lacking-v0"))
 
 
+def test_an_environment_that_lacks_an_argument_says_how_it_is_given() -> None:
+    def strict(render_mode: str | None = None) -> None:
+        raise ValueError("render_mode must be given")
+
+    with pytest.raises(EnvError, match=r"render_mode must be given\. Arguments .* --env-kwargs NAME VALUE"):
+        make_env(EnvConfig(env=strict))
+
+
 def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(envs=SimpleNamespace(registry={"Ancient-v0": None}))
     monkeypatch.setitem(sys.modules, "gym", old)  # type: ignore[arg-type]

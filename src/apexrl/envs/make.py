@@ -266,7 +266,10 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"environment {name} is out of date: {error}") from error
     except Exception as error:
         with_kwargs = f" with {kwargs}" if kwargs else ""
-        raise EnvError(f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}") from error
+        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}"
+        if isinstance(error, TypeError | ValueError):
+            what += ". Arguments of its constructor: --env-kwargs NAME VALUE …"
+        raise EnvError(what) from error
 
 
 def _extra(name: str) -> str:
