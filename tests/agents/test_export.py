@@ -94,7 +94,7 @@ def test_of_several_policies_the_first_acts(tmp_path: Path) -> None:
         ),
         pytest.param("sac", "box", {"memory": "gru", "pink_noise": True}, marks=pytest.mark.long),
         ("ppo", "discrete", {}),
-        pytest.param("ppo", "box", {"pink_noise": True}, marks=pytest.mark.long),
+        ("ppo", "box", {"pink_noise": True}),
         pytest.param("crossq", "box", {}, marks=pytest.mark.long),
         pytest.param("fast_sac", "box", {}, marks=pytest.mark.long),
     ],

@@ -112,6 +112,14 @@ def test_a_reward_that_is_no_number_is_refused(reward):
         vector.step(np.zeros(2, np.int64))
 
 
+def test_rewards_of_several_objectives_are_refused_with_advice():
+    later = SEEN, np.array([0.0, -1.0]), False, False, {}
+    vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), later)), 1, 0)
+    vector.reset()
+    with pytest.raises(EnvError, match="weight several objectives into one"):
+        vector.step(np.zeros(1, np.int64))
+
+
 @pytest.mark.parametrize(
     ("begin", "later", "words"),
     [

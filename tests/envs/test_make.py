@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -62,7 +63,7 @@ def test_keywords_and_callables() -> None:
     config = EnvConfig(env=build, env_kwargs={"length": 9})
     assert make_vector(config, 1, 0).spec.categories == {"observation": 9}
     assert env_name(config).endswith("build")
-    with pytest.raises(EnvError, match=r"returned a int; it must return a gymnasium\.Env"):
+    with pytest.raises(EnvError, match=r"returned a builtins\.int; it must return a gymnasium\.Env"):
         make_env(EnvConfig(env=int))
 
 
@@ -76,12 +77,35 @@ def test_an_environment_without_gymnasiums_spaces_is_refused() -> None:
         make_env(EnvConfig(env=Half))
 
 
+def test_a_module_that_an_environment_lacks_is_no_fault_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gym.registry, "Lacking-v0", gym.envs.registration.EnvSpec("Lacking-v0", "no_such_package:Env"))
+    with pytest.raises(EnvError, match=r"needs the module 'no_such_package', which is not installed\.$"):
+        make_env(EnvConfig(env="Lacking-v0"))
+
+
+def test_an_environment_that_lacks_an_argument_says_how_it_is_given() -> None:
+    def strict(render_mode: str | None = None) -> None:
+        raise ValueError("render_mode must be given")
+
+    with pytest.raises(EnvError, match=r"render_mode must be given\. Arguments .* --env-kwargs NAME VALUE"):
+        make_env(EnvConfig(env=strict))
+
+
+def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SimpleNamespace(envs=SimpleNamespace(registry={"Ancient-v0": None}))
+    monkeypatch.setitem(sys.modules, "gym", old)  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match=r"registered with the old package gym: .* env_id apexrl:Ancient-v0 "):
+        make_env(EnvConfig(env="apexrl:Ancient-v0"))
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (EnvConfig(env="CartPol-v1"), "there is no environment CartPol-v1.*Did you mean: `CartPole`"),
-        (EnvConfig(env=lambda: gym.make_vec("CartPole-v1", 2)), "a CartPoleVectorEnv; .* takes num_envs"),
+        (EnvConfig(env=lambda: gym.make_vec("CartPole-v1", 2)), "CartPoleVectorEnv; .* takes num_envs"),
         (EnvConfig(env="CartPole-v9"), "there is no environment CartPole-v9"),
+        (EnvConfig(env="Bird-v0"), "Where a package .* registers it, write that before the id: 'package.module:Id-v0'"),
+        (EnvConfig(env="apexrl.envs.toy:Doors-v9"), "apexrl.envs.toy is imported and registers no such id"),
         (EnvConfig(env="no.such.module:Thing-v0"), "no module 'no'.*'package.module:Id-v0'"),
         (
             EnvConfig(env="gymnasium:Wrapper"),

@@ -5,8 +5,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf, Sequence, Text
 
+from apexrl.client.observations import named_observation
 from apexrl.envs import env_spec, flatten_observation
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.spaces import observation_leaves
@@ -36,6 +37,19 @@ def test_nested_dict() -> None:
     }
     np.testing.assert_array_equal(flat["observation/a/c"], sample["a"]["c"] - 2)
     assert flat["observation/a/b"] is sample["a"]["b"]  # no copy where none is needed
+
+
+def test_keys_may_have_slashes() -> None:
+    space = Dict({"walker/joints": Box(-1.0, 1.0, (2,), np.float32), "walker": Dict(height=Discrete(3))})
+    leaves = observation_leaves(space)
+    seen = {"walker/joints": np.ones((1, 2), np.float32), "walker": {"height": np.array([2])}}
+    flat = flatten_observation(leaves, seen)
+    assert {name: array.tolist() for name, array in flat.items()} == {
+        "observation/walker/joints": [[1.0, 1.0]],
+        "observation/walker/height": [2],
+    }
+    single = {"walker/joints": np.ones(2, np.float32), "walker": {"height": 2}}
+    assert named_observation(env_spec(space, Discrete(2)), single).keys() == flat.keys()
 
 
 def test_actions() -> None:
@@ -74,7 +88,10 @@ def test_an_environment_gets_actions_as_it_counts_them(space: gym.Space[Any]) ->
     [
         (OneOf([Box(0.0, 1.0)]), Discrete(2), "observation is a OneOf space"),
         (Dict(inner=Dict(any=OneOf([PIXELS]))), Discrete(2), "observation/inner/any is a OneOf space"),
-        (Dict(**{"a/b": PIXELS}), Discrete(2), "has the key 'a/b'"),
+        (Dict(**{"a/b": PIXELS, "a": Dict(b=PIXELS)}), Discrete(2), "two entries that are called 'observation/a/b'"),
+        (Dict(**{"a/length": PIXELS, "a": Text(3)}), Discrete(2), "two entries that are called 'observation/a/length'"),
+        (Sequence(Dict(**{"a/b": Box(0.0, 1.0)})), Discrete(2), "keys in elements of a Sequence must be without '/'"),
+        (Dict({3: PIXELS}), Discrete(2), "has the key 3"),
         (Dict(), Discrete(2), "holds no entry"),
         (Box(0.0, 1.0, (0,)), Discrete(2), "observation is Box"),
         (PIXELS, MultiDiscrete([[2, 3], [4, 5]]), "action space is MultiDiscrete"),

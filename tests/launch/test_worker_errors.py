@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import pytest
 
+from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.lockstep import blame
-from apexrl.errors import EnvError
+from apexrl.errors import ApexrlError, EnvError, SpecError
 from apexrl.launch.worker_process import describe
 
 
@@ -33,9 +35,18 @@ def test_an_environments_error_shows_its_own_lines_and_none_of_ours() -> None:
     assert not any("Traceback" in line for line in lines)
 
 
-def test_what_we_refuse_ourselves_is_one_message() -> None:
-    error = EnvError("environment Toy-v0 masks every action behind step 3 of its episode")
-    assert describe(error)["traceback"] == f"EnvError: {error}"
+@pytest.mark.parametrize("caused", [False, True])
+def test_what_we_refuse_ourselves_shows_none_of_our_lines(caused: bool) -> None:
+    with pytest.raises(ApexrlError) as caught:
+        try:
+            action_spec(gym.spaces.Text(3))
+        except SpecError as error:
+            if not caused:
+                raise
+            raise EnvError("Toy-v0") from error
+    told = describe(caught.value)["traceback"]
+    assert told.splitlines()[0] == f"{type(caught.value).__name__}: {caught.value}"
+    assert "action_spaces.py" not in told
 
 
 def test_an_error_that_is_none_of_ours_has_its_whole_traceback() -> None:

@@ -10,6 +10,7 @@ import pytest
 from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, AgentConfig, Config, EnvConfig, EvaluatorConfig
 from apexrl.envs import FrameStack, make_vector
+from apexrl.envs.toy import Endless
 from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
 from apexrl.roles import Evaluator
@@ -320,6 +321,39 @@ def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
     measured(stage, settings, 2)
     assert stage.values("evaluation") == []
     assert all("an evaluation took longer" in values["text"] for values in stage.values("log"))
+
+
+@pytest.mark.timeout(60)
+def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apexrl.roles.evaluator._PATIENCE_SECONDS", 0.1)
+    spec, weights = published(1)
+    env = EnvConfig(env=Endless)  # without the time limit that it is registered with
+    settings = replace(CONFIG.evaluator, eval_timeout=3600.0)
+    config = replace(CONFIG, evaluator=settings, env=env)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    evaluator._agent = Still()  # type: ignore[assignment]
+    evaluator._agent.load = lambda weights: None  # type: ignore[method-assign]
+    assert evaluator.step()
+    evaluator.close()
+    assert stage.values("evaluation") == []
+    (said,) = stage.values("log")
+    assert "0 episodes ended" in said["text"]
+
+
+def test_an_evaluation_without_an_end_warns_once_where_no_episode_of_the_run_has_ended(stage: Any) -> None:
+    spec, weights = published(1)
+    evaluator = Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights)
+    evaluator.step()
+    assert evaluator._trial is not None
+    evaluator._trial._began -= 100.0
+    stage.run.totals["env_steps"] = 12_345
+    evaluator.step()
+    evaluator.step()
+    (said,) = stage.values("log")
+    assert "no episode has ended yet, in 12,345 steps" in said["text"]
+    assert "--max-episode-steps" in said["text"]
 
 
 def test_evaluations_with_a_seed_have_the_same_episodes_and_the_final_ones_others(stage: Any) -> None:

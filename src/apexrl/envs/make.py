@@ -203,7 +203,8 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         made = _guard(name, config.env, kwargs)
         if not isinstance(made, gym.Env):
             several = "; what makes a vector of them takes num_envs" * isinstance(made, gym.vector.VectorEnv)
-            raise EnvError(f"{name} returned a {type(made).__name__}; it must return a gymnasium.Env{several}")
+            kind = f"{type(made).__module__}.{type(made).__qualname__}"
+            raise EnvError(f"{name} returned a {kind}; it must return a gymnasium.Env{several}")
         return made
     if is_team(config, config.env):
         team = _guard(
@@ -224,12 +225,21 @@ def _make(config: EnvConfig, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
 def _unregistered(name: str) -> str:
     """What to do about an environment that Gymnasium does not know."""
     module, _, attribute = name.rpartition(":")
+    old = sys.modules.get("gym")
+    if old is not None and attribute in getattr(old.envs.registry, "env_specs", old.envs.registry):  # a dict since 0.26
+        return (
+            f"{attribute} is registered with the old package gym: convert it, as with --env "
+            f"shimmy:GymV26Environment-v0 --env-kwargs env_id {name} "
+            "(GymV21Environment-v0 where its reset() takes no seed)"
+        )
     if callable(getattr(sys.modules.get(module), attribute, None)):
         return (
             f"The module {module} has a {attribute}: give it an id there, as with gymnasium.register('{attribute}-v0', "
             f"{attribute}), and write {name}-v0; or from Python apexrl.train(env={attribute})"
         )
-    return "For your own write 'package.module:Id-v0', where the module registers the id with gymnasium.register"
+    if module:
+        return f"{module} is imported and registers no such id with gymnasium.register"
+    return "Where a package or a module of your own registers it, write that before the id: 'package.module:Id-v0'"
 
 
 def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -241,17 +251,25 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"environment {name} needs a package that is not installed: {error}. {_extra(name)}") from error
     except ModuleNotFoundError as error:
-        raise EnvError(
-            f"environment {name} cannot be made: there is no module {error.name!r}. Write ids as "
-            f"'package.module:Id-v0' with a module that is installed or in the current folder. {_extra(name)}".rstrip()
-        ) from error
+        own = name.rpartition(":")[0]
+        if error.name and not f"{own}.".startswith(f"{error.name}."):
+            why = f"it needs the module {error.name!r}, which is not installed."
+        else:
+            why = (
+                f"there is no module {error.name!r}. Write ids as 'package.module:Id-v0' with a module that is "
+                "installed or in the current folder."
+            )
+        raise EnvError(f"environment {name} cannot be made: {why} {_extra(name)}".rstrip()) from error
     except gym.error.UnregisteredEnv as error:
         raise EnvError(f"there is no environment {name}: {error} {_unregistered(name)}") from error
     except gym.error.DeprecatedEnv as error:
         raise EnvError(f"environment {name} is out of date: {error}") from error
     except Exception as error:
         with_kwargs = f" with {kwargs}" if kwargs else ""
-        raise EnvError(f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}") from error
+        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}"
+        if isinstance(error, TypeError | ValueError):
+            what += ". Arguments of its constructor: --env-kwargs NAME VALUE …"
+        raise EnvError(what) from error
 
 
 def _extra(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -139,11 +140,16 @@ def observation_leaves(space: gym.Space[Any], limit: LengthLimit = LIMIT) -> tup
         limit: of a Sequence, a Graph, or a text without a greatest length.
 
     Raises:
-        SpecError: another kind of space, an empty one, or a key that cannot be part of a name.
+        SpecError: another kind of space, an empty one, a key that cannot be part of a name, or two equal names.
     """
     leaves = tuple(_walk(space, (), limit))
     if not leaves:
         raise SpecError(f"observation space {space} holds no entry: give the agent something to see")
+    counts = Counter(name for leaf in leaves for name in leaf.fields)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise SpecError(
+            f"observation space {space} has two entries that are called {twice[0]!r}: rename one of the keys"
+        )
     return leaves
 
 
@@ -154,8 +160,8 @@ def _walk(space: gym.Space[Any], path: tuple[str | int, ...], limit: LengthLimit
     match space:
         case gym.spaces.Dict():
             for key in space.spaces:
-                if not isinstance(key, str) or not key or "/" in key:
-                    raise SpecError(f"{name} has the key {key!r}: keys must be non-empty strings without '/'")
+                if not isinstance(key, str) or not key:
+                    raise SpecError(f"{name} has the key {key!r}: keys must be non-empty strings")
             return [leaf for key, inner in space.spaces.items() for leaf in _walk(inner, (*path, key), limit)]
         case gym.spaces.Tuple():
             return [leaf for place, inner in enumerate(space.spaces) for leaf in _walk(inner, (*path, place), limit)]
@@ -254,6 +260,8 @@ def _element(
     leaf: Leaf, name: str, path: tuple[str | int, ...], space: gym.spaces.Sequence, limit: LengthLimit
 ) -> Leaf:
     """An entry of a sequence's elements as an array of all of them."""
+    if any("/" in str(key) for key in leaf.path):
+        raise SpecError(f"{name} is {space}: keys in elements of a Sequence must be without '/'")
     if leaf.padded is not None and leaf.padded.kind != "text":
         raise SpecError(
             f"{name} is {space}: a Sequence of {leaf.padded.kind}s is not supported; elements may be Box, "

@@ -126,9 +126,12 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _where(error: BaseException, said: str) -> str:
     """An error and where it came from, for a human: of one of ours what it says, and the lines of code that is not
-    ours, and the last one; of another the traceback. The whole traceback is in the worker's log."""
+    ours, and the last one of what it came from, unless we raised that too; of another the traceback. The whole
+    traceback is in the worker's log."""
     if not isinstance(error, ApexrlError):
         return "".join(traceback.format_exception(error))
-    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    shown = [one for one in frames if one is frames[-1] or not Path(one.filename).is_relative_to(_PACKAGE)]
+    source = error.__cause__ or error
+    frames = traceback.extract_tb(source.__traceback__)
+    last = [] if isinstance(source, ApexrlError) else frames[-1:]
+    shown = [one for one in frames if one in last or not Path(one.filename).is_relative_to(_PACKAGE)]
     return "\n".join([said, *(line.rstrip() for line in traceback.format_list(shown))])

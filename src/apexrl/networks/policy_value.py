@@ -142,7 +142,7 @@ class PolicyValue(nn.Module):
         return self._with_free(self.policy(x))
 
     def _with_free(self, outputs: Tensor) -> Tensor:
-        return outputs if self.free is None else torch.cat((outputs, self.free.expand(len(outputs), -1)), dim=1)
+        return outputs if self.free is None else torch.cat((outputs, self.free.expand(outputs.shape[0], -1)), dim=1)
 
 
 def _flat(observation: Observation) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from apexrl.spec import Array, EnvSpec
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
+_PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -87,6 +88,8 @@ class Evaluator:
         self._newest = Candidate(0, {}, 0, 0)
         self._trial: Trial | None = None
         self._next_start = context.clock()
+        self._began = time.monotonic()
+        self._warned = False  # that no episode ends
 
     def step(self) -> bool:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
@@ -109,15 +112,24 @@ class Evaluator:
         elif self._trial.late(self._settings.eval_timeout):
             self._context.send("log", text=self._trial.overdue(self._settings.eval_timeout), level="warning")
             self._trial = None
+        elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
+            self._warned = True
+            text = (
+                f"no episode has ended yet, in {self._context.total('env_steps'):,} steps: evaluations need ends. If "
+                "the environment has no time limit, give it one with --max-episode-steps"
+            )
+            self._context.send("log", text=text, level="warning")
         return True
 
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
+        endless = False
         if self._best_return < self._goal and not self._context.hurried() and self._pull():
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
                 self._judge(trial)
-        if not self._context.hurried():
+            endless = self._endless(trial)  # nor would the next ones end
+        if not endless and not self._context.hurried():
             self._measure_again()
         if self._unsaved:
             self._saving.last(self._write_best)
@@ -154,15 +166,23 @@ class Evaluator:
         return trial if self._finish(trial) or (trial.returns and not self._context.hurried()) else None
 
     def _finish(self, trial: Trial) -> bool:
-        """Play a trial to its end. False: it was cut short by haste or its time limit."""
-        running = True
-        while running and not self._context.hurried() and not trial.late(self._settings.eval_timeout):
+        """Play a trial to its end. False: it was cut short by haste or its time limit, which is a minute or as long as
+        the run took where no episode has ended in it."""
+        running, limit = True, self._settings.eval_timeout
+        lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
+        while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
                 running = trial.step()
+            if running and trial.late(lasted) and self._endless(trial):
+                limit = min(limit, lasted)
         if running and not self._context.hurried():
-            self._context.send("log", text=trial.overdue(self._settings.eval_timeout), level="warning")
+            self._context.send("log", text=trial.overdue(limit), level="warning")
         return not running
+
+    def _endless(self, trial: Trial) -> bool:
+        """Whether no episode has ended, neither in the run nor in this trial."""
+        return self._best is None and not trial.returns and not self._context.total("episodes")
 
     def _pull(self) -> bool:
         """Take weights that were not measured yet, if there are any."""
@@ -294,8 +314,9 @@ class Trial:
 
     def overdue(self, seconds: float) -> str:
         return (
-            f"an evaluation took longer than {seconds:g} s (--eval-timeout): {len(self.returns)} episodes ended. "
-            "Give the environment a time limit with --max-episode-steps"
+            f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
+            f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time "
+            "limit with --max-episode-steps"
         )
 
     def step(self) -> bool:
