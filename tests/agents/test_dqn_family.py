@@ -236,6 +236,20 @@ def test_every_environment_explores_by_noise_of_its_own() -> None:
     assert len({tuple(row) for row in q.tolist()}) == 6
 
 
+def test_noise_is_held_while_acting_for_as_long_as_is_set() -> None:
+    agent = DQN(VECTOR, config_of("noisy_dqn", noise_period=3))
+
+    def q(rows: int = 2, greedy: bool = False) -> Any:
+        alike = {"observation": np.ones((rows, *VECTOR.observation["observation"].shape), np.float32)}
+        return agent.act(alike, None, np.zeros(rows, np.float32), greedy).extras["q"].tolist()
+
+    first, greedy, *same, other = q(), q(greedy=True), q(), q(), q()
+    assert same == [first, first]
+    assert first not in (greedy, other)
+    assert q() == other
+    assert q(5)[:2] != other  # of other environments
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_every_pass_of_an_update_has_its_own_noise(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = DQN(VECTOR, config_of("noisy_dqn", double=double))

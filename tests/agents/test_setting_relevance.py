@@ -37,6 +37,7 @@ def test_a_name_sets_only_what_its_agent_reads(name: str) -> None:
 # Another value than the small game's, for everything that only some agents read.
 OTHER: dict[str, Any] = {
     "noisy_sigma": 0.1,
+    "noise_period": 3,
     "munchausen_alpha": 0.3,
     "munchausen_temperature": 0.5,
     "munchausen_clip": -1e-3,
@@ -131,7 +132,8 @@ EXPLORATION = {
     *SIGMAS,
 }  # of the actor, which hands it over
 IMAGES = {"encoder", "precision", "encoder_width"}  # means nothing to vectors: tests/networks/test_encoders.py
-ACTING = {"pink_noise"}  # changes what acting adds, not what is learned (test_acting_noise)
+# change what acting adds, not what is learned (test_acting_noise, test_dqn_family)
+ACTING = {"pink_noise", "noise_period"}
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

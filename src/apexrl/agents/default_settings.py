@@ -98,7 +98,8 @@ _Q_OWN: Mapping[str, Settings] = {
     "rainbow": CATEGORIES,
     # γ ends at the family's: the longer it looks, the more the size of returns changes with each reset
     "bbf": CATEGORIES | {"optimizer": "adamw", "updates_per_step": 1.0, "batch_size": 32},
-    "munchausen_dqn": {"n_step": 1},  # its bonus is for the first reward
+    # Its bonus is for the first reward. τ of the paper is for returns many times as large as scaled ones
+    "munchausen_dqn": {"n_step": 1, "munchausen_temperature": 0.003},
 }
 
 # --- R2D2. Capacity and min_size count sequences, each of which brings 10 steps (40 of images)
@@ -188,7 +189,10 @@ _BC: Settings = {
 }
 
 _VECTORS_OWN: Mapping[str, Settings] = {
-    **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "rainbow", "bbf", "d4pg")},
+    **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "bbf", "d4pg")},
+    "noisy_dqn": {"noise_period": 4},  # noise of one step seldom reached Acrobot's goal
+    "rainbow": {"learning_rate": 5e-4, "noise_period": 4},
+    "munchausen_dqn": {"target_period_updates": 150},  # targets of one step reach a third as far as those of three
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
 }
 """What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""

@@ -93,6 +93,8 @@ class DQN:
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         if network.noise_size:
             self.generators["noise"] = self._noise = noise_generator(seed)
+        self._acting_noise: Tensor | None = None  # [rows, noise_size], of the acts so far of ``noise_period``
+        self._acts = 0
         self._resets = Resets(self._network, make, config, seed) if config.reset_period_updates else None
         if self._resets is not None:
             self.generators["resets"] = self._resets.rng
@@ -111,11 +113,11 @@ class DQN:
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Actions, int64 [B] or [B, k], with what priorities need. ``exploration`` is ε of each environment, [B].
 
-        Every environment has noise of its own, drawn anew, and half as many fractions as in learning (Dabney et al.
-        2018b: 32). A greedy action uses no noise and always the same fractions.
+        Every environment has noise of its own, drawn anew every ``noise_period`` calls, and half as many fractions as
+        in learning (Dabney et al. 2018b: 32). A greedy action uses no noise and always the same fractions.
         """
-        few = self._few
-        draw = self._greedy_draw(len(exploration)) if greedy else self._draw(len(exploration), few, shared=False)
+        rows = len(exploration)
+        draw = self._greedy_draw(rows) if greedy else self._acting_draw(rows)
         shown = on_device(self._choices.masks.networks_see(observations), self._device)
         seen = self._memory.now(self._normalizer.observation(shown), state)
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
@@ -294,16 +296,27 @@ class DQN:
         few = self._few
         return Draw(None, midpoints(few, self._device).expand(rows, few)) if few else NOTHING
 
-    def _draw(self, rows: int, samples: int = 0, shared: bool = True) -> Draw:
-        """The random numbers of one pass through the network: noise for all rows, or of each its own, and τ ~ U(0, 1)
+    def _acting_draw(self, rows: int) -> Draw:
+        """Of acting that explores: held noise of each row, which is drawn anew where there are other rows."""
+        held = self._acting_noise
+        if self._acts % self._config.noise_period == 0 or held is None or len(held) != rows:
+            held, self._acts = self._noise_of(rows), 0
+        self._acting_noise, self._acts = held, self._acts + 1
+        return self._draw(rows, self._few, held)
+
+    def _noise_of(self, *rows: int) -> Tensor | None:
+        """f(ε) [*rows, noise_size] of all noisy layers; None: there is none."""
+        size = self._network.network.noise_size
+        return scaled(torch.randn((*rows, size), generator=self._noise).to(self._device)) if size else None
+
+    def _draw(self, rows: int, samples: int = 0, noise: Tensor | None = None) -> Draw:
+        """The random numbers of one pass through the network: ``noise``, or fresh noise for all rows, and τ ~ U(0, 1)
         of each."""
         if self._certain:
             return NOTHING
-        network = self._network.network
-        noise = fractions = None
-        if network.noise_size:
-            size = [network.noise_size] if shared else [rows, network.noise_size]
-            noise = scaled(torch.randn(size, generator=self._noise).to(self._device))
+        fractions = None
+        if noise is None:
+            noise = self._noise_of()
         if self._implicit:
             shape = (rows, samples or self._config.quantile_samples)
             fractions = to_device(self._rng.random(shape, np.float32), self._device)
