@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "env_steps": 0,
     "minutes": 12.0,
 }
-MORE = 60  # updates after a death, to be seen to go on
+MORE = 60  # updates after the return of who was killed, to be seen to go on
 
 
 MEMORIES = ("home", "shard", "group")
@@ -59,7 +59,9 @@ class Killer:
         self.workers = {worker.name: worker for worker in status.workers}
         back = all(self.workers[name].restarts > before for name, before in self._restarts.items())
         back &= all(newest(watcher.namespace, name) > before for name, before in self._memories.items())
-        if not back or not all(worker.pid for worker in status.workers) or status.updates < self._from + MORE:
+        if not back or not all(worker.pid and worker.state != "starting" for worker in status.workers):
+            self._from = status.updates  # others may make many while one begins
+        if status.updates < self._from + MORE:
             return False
         if not self.left:
             self.ended = True
