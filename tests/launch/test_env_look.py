@@ -44,6 +44,15 @@ class Sleeps(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, True, {}
 
 
+class Huge(Sleeps):
+    action_space = gym.spaces.Discrete(2_000_000)  # type: ignore[assignment]
+
+
+def test_more_actions_than_a_run_takes_are_refused_in_words() -> None:
+    with pytest.raises(SpecError, match=r"Huge is larger than a run can be: 2000000 choices .* at most 1048576 may be"):
+        env_facts(config(Huge, env_kwargs={"seconds": 0.0}), measure=False)
+
+
 class Ends(Sleeps):
     def step(self, action: Any) -> Any:
         os._exit(3)

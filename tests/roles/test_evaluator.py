@@ -323,6 +323,27 @@ def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
     assert all("an evaluation took longer" in values["text"] for values in stage.values("log"))
 
 
+def test_weights_of_the_only_update_at_the_end_may_be_the_best(stage: Any) -> None:
+    evaluator, weights, spec = make(stage, 1)
+    evaluate(evaluator)
+    evaluator._best_return = -1.0
+    measure = evaluator._measure
+
+    def measured_while_the_learner_ends(*asked: Any) -> Any:
+        if not stage.run.totals["updates"]:
+            stage.run.totals["updates"] = 1
+            weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", 2).weights(), 2)
+        return measure(*asked)
+
+    evaluator._measure = measured_while_the_learner_ends  # type: ignore[method-assign]
+    evaluator.close()
+    told = [(values.get("weights"), values["version"]) for values in stage.values("evaluation")]
+    assert told == [(None, 1), (None, 2), ("best", 2), ("last", 2)]
+    path = checkpoint.best(evaluator._folder)
+    assert path is not None
+    assert checkpoint.load(path).metadata["version"] == 2
+
+
 @pytest.mark.timeout(60)
 def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
     stage: Any, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from typing import Any
 
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config import Config
-from apexrl.errors import EnvError, WorkerError
+from apexrl.errors import EnvError, SpecError, WorkerError
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import revive
 from apexrl.launch.supervisor import Supervisor
@@ -38,7 +38,7 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
 
     Raises:
         EnvError: it cannot be made, or takes longer than ``env_timeout``.
-        SpecError: one of its spaces is not supported.
+        SpecError: one of its spaces is not supported, or larger than a run's record may say.
     """
     if config.serial:
         return _looked(config)._replace(step_seconds=_measured(config, MEASURED_SECONDS) if measure else None)
@@ -46,7 +46,12 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
         began = time.monotonic()
         seen = _values(supervisor.answer_of(_look_work, (config,)))
         most = _SLOWEST_SECONDS + 2.0 * (time.monotonic() - began)
-        facts = EnvFacts(spec_from_json(seen["spec"]), seen["time_limit"])
+        try:
+            facts = EnvFacts(spec_from_json(seen["spec"]), seen["time_limit"])
+        except ValueError as error:
+            from apexrl.envs import env_name
+
+            raise SpecError(f"environment {env_name(config.env)} is larger than a run can be: {error}") from None
         if not measure:
             return facts
         try:  # in another process, which it may end or stop

@@ -144,6 +144,9 @@ class Evaluator:
         if not best.weights:
             return
         measured = self._measure(best, seed)
+        if self._best is not None and not best.updates and self._judge_trained():  # by weights that had learned nothing
+            best = self._best
+            measured = self._measure(best, seed)
         if measured is not None:
             self._send(measured, best, "best")
             if self._best is None:
@@ -158,6 +161,15 @@ class Evaluator:
             measured = self._measure(last, seed)
         if measured is not None:
             self._send(measured, last, "last")
+
+    def _judge_trained(self) -> bool:
+        """Judge weights of an update that came after all evaluations, as in a short run; whether they are the best."""
+        if self._context.hurried() or not self._pull() or not self._newest.updates:
+            return False
+        trial = self._begin(self._seed())
+        if self._finish(trial):
+            self._judge(trial)
+        return self._best is self._newest
 
     def _measure(self, candidate: Candidate, seed: int) -> Trial | None:
         """A trial of weights, as far as it came in its time; None: it was cut short by haste, or no episode ended."""

@@ -91,7 +91,10 @@ def _check_sizes(spec: EnvSpec) -> None:
     if any(not isinstance(count, int) or count < 0 for count in (*counts, *action.shape)):
         raise ValueError("a negative or non-integer number of choices")
     if len(counts) > _MOST_ENTRIES or sum(counts) + box > _MOST_CHOICES:
-        raise ValueError(f"{sum(counts) + box} choices or numbers of an action")
+        raise ValueError(
+            f"{sum(counts) + box} choices or numbers of an action and categories of observations; at most "
+            f"{_MOST_CHOICES} may be"
+        )
     bounds = (action.low, action.high)
     shape = tuple(action.shape) if action.box else (box,)
     if not action.n and any(bound is not None and bound.shape != shape for bound in bounds):
