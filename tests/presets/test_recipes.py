@@ -189,6 +189,20 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
+def test_a2c_begins_with_small_steps_in_boxes_of_vectors() -> None:
+    found = {
+        (kind, seen): default_settings.default_settings("a2c", "a3c", facts(kind, seen))["optimizer"]
+        for kind, seen in [("box", "vector"), ("box", "image"), ("discrete", "vector")]
+    }
+    assert found == {("box", "vector"): "radam", ("box", "image"): "adam", ("discrete", "vector"): "adam"}
+
+
+def test_noise_of_layers_goes_on_where_observations_are_vectors() -> None:
+    for agent in ("noisy_dqn", "rainbow"):
+        assert default_settings.default_settings(agent, "apex", facts())["noise_period"] == 4
+        assert "noise_period" not in default_settings.default_settings(agent, "apex", facts(seen="image"))
+
+
 @pytest.mark.parametrize(("kind", "most"), [("discrete", math.log(4)), ("choices", math.log(6)), ("box", 0.0)])
 def test_discrete_sac_keeps_half_of_the_greatest_entropy(kind: str, most: float) -> None:
     """Boxes, of which it says itself that they are not for it, have settings all the same."""
