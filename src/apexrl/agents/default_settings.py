@@ -224,14 +224,7 @@ _UNROLLS_VECTORS: Settings = (
         "pink_noise": True,
     }
 )
-_UNROLLS_IMAGES: Settings = (
-    _UNROLLS
-    | FAST_IMAGES
-    | {
-        "learning_rate": 5e-4,
-        "envs_per_actor": 16,
-    }
-)
+_UNROLLS_IMAGES: Settings = _UNROLLS | FAST_IMAGES | {"learning_rate": 5e-4, "envs_per_actor": 16}
 _UNROLLS_OWN: Mapping[str, Settings] = {
     "a2c": {"unroll_length": 16, "batch_size": 8},
     "impala": {"unroll_length": 32, "batch_size": 8},
