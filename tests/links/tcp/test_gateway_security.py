@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -268,12 +269,14 @@ def test_unknown_connections_are_bounded_in_all_and_from_one_address(monkeypatch
 
 def test_many_who_say_nothing_right_leave_few_lines_and_workers_come_in(places: Callable[..., Place]) -> None:
     place = places()
+    began = time.monotonic()
     for _ in range(100):
         with socket.create_connection(place.gateway.address, timeout=SECONDS) as peer, suppress(OSError):
             peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
             while peer.recv(4096):
                 pass
-    assert len(place.told) == 1
+    periods = int((time.monotonic() - began) / handshake_limits.PERIOD_SECONDS)  # where the cores are busy
+    assert 1 <= len(place.told) <= 1 + periods
     until(lambda: place.gateway.counts.refused == 100)
     end = place.worker()
     play(place, end)
