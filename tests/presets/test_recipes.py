@@ -197,10 +197,9 @@ def test_a2c_begins_with_small_steps_in_boxes_of_vectors() -> None:
     assert found == {("box", "vector"): "radam", ("box", "image"): "adam", ("discrete", "vector"): "adam"}
 
 
-def test_noise_of_layers_goes_on_where_observations_are_vectors() -> None:
-    for agent in ("noisy_dqn", "rainbow"):
-        assert default_settings.default_settings(agent, "apex", facts())["noise_period"] == 4
-        assert "noise_period" not in default_settings.default_settings(agent, "apex", facts(seen="image"))
+def test_rainbows_noise_goes_on_where_observations_are_vectors() -> None:
+    assert default_settings.default_settings("rainbow", "apex", facts())["noise_period"] == 4
+    assert "noise_period" not in default_settings.default_settings("rainbow", "apex", facts(seen="image"))
 
 
 @pytest.mark.parametrize(("kind", "most"), [("discrete", math.log(4)), ("choices", math.log(6)), ("box", 0.0)])

@@ -190,8 +190,7 @@ _BC: Settings = {
 
 _VECTORS_OWN: Mapping[str, Settings] = {
     **{agent: {"learning_rate": 5e-4} for agent in ("c51", "qr_dqn", "iqn", "bbf", "d4pg")},
-    "noisy_dqn": {"noise_period": 4},  # noise of one step seldom reached Acrobot's goal
-    "rainbow": {"learning_rate": 5e-4, "noise_period": 4},
+    "rainbow": {"learning_rate": 5e-4, "noise_period": 4},  # noise of one step seldom reached Acrobot's goal
     "munchausen_dqn": {"target_period_updates": 150},  # targets of one step reach a third as far as those of three
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
 }
