@@ -29,6 +29,8 @@ class D4PG(Deterministic):
         AgentError: the actions are no box, or have no bounds; or the atoms are fewer than 2, or in no order.
     """
 
+    recordable = True
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed, outputs=config.atoms)
         self._support = support_of(config, self._device)

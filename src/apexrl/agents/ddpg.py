@@ -22,6 +22,8 @@ class DDPG(Deterministic):
     That term is unbiased only where transitions are deterministic.
     """
 
+    recordable = True
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed)
 

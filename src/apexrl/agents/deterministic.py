@@ -14,6 +14,7 @@ from torch import Tensor
 from apexrl.agents import diagnostics, memory, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.cuda_graphs import cuda_graphs, run
 from apexrl.agents.decision import Decision
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
@@ -75,6 +76,8 @@ class Deterministic(ABC):
             **self._normalizer.networks,
         }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
+        self._graphs = cuda_graphs(self)
+        self._given: tuple[Tensor, ...] = ()  # drawn for the next ``critic_loss``, which else draws by itself
         self.updates = 0  # learner updates made: of the critics
 
     @property
@@ -95,6 +98,10 @@ class Deterministic(ABC):
     @abstractmethod
     def policy_loss(self, batch: Transitions) -> Tensor:
         """The policy's loss, a scalar."""
+
+    def _draw(self, rows: int) -> tuple[Tensor, ...]:
+        """The random numbers of ``critic_loss`` for so many rows, if any."""
+        return ()
 
     # Acting
 
@@ -156,16 +163,28 @@ class Deterministic(ABC):
             NonFiniteError: a TD error or a gradient is NaN or infinite; parameters are as before.
         """
         policy, critic, normalizer = self._policy, self._critic, self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
+        statistics = normalizer.groups(batch, self.updates)
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
-        with diagnostics.DeadUnits(measured) as units:
-            found = as_returned(Loss, self.critic_loss(batch), "critic_loss")
-        critic.differentiate(found.loss)
-        priorities = as_array(item_priorities(batch, found.priorities, self._config.priority_eta))
+        moves = (self.updates + 1) % self._config.policy_period_updates == 0  # the policy
+        units = diagnostics.DeadUnits(measured)
+
+        def passes(seen: Transitions, *drawn: Tensor) -> Loss:
+            self._given = drawn
+            with units:
+                found = as_returned(Loss, self.critic_loss(seen), "critic_loss")
+            critic.differentiate(found.loss)
+            if moves:
+                policy.differentiate(self.policy_loss(seen))
+            return found._replace(priorities=item_priorities(seen, found.priorities, self._config.priority_eta))
+
+        graphs = None if measured else self._graphs
+        batch = run(graphs, normalizer.transitions, batch, variant="seen")
+        drawn = () if graphs is None else self._draw(len(batch.reward))
+        found = run(graphs, passes, batch, *drawn, variant=moves)
+        priorities = as_array(found.priorities)
         norm = critic.clip(self.updates, priorities)
         groups = {"critic": critic.gradient, **statistics}
-        if (self.updates + 1) % self._config.policy_period_updates == 0:
-            policy.differentiate(self.policy_loss(batch))
+        if moves:
             policy.clip(self.updates)
             groups["policy"] = policy.gradient
         metrics: dict[str, float] = {}

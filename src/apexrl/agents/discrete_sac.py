@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from apexrl.agents import memory, soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
+from apexrl.agents.cuda_graphs import cuda_graphs
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.normalizer import Normalizer
@@ -59,6 +60,8 @@ class DiscreteSAC:
         ConfigError: a temperature is not positive.
     """
 
+    recordable = True
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         self._config = config
         self._device = torch.device(device)
@@ -86,6 +89,7 @@ class DiscreteSAC:
             **self._normalizer.networks,
         }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
+        self._graphs = cuda_graphs(self)
         self.updates = 0  # learner updates made
 
     @property
@@ -177,11 +181,11 @@ class DiscreteSAC:
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
-        normalizer = self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
+        return soft_update.gradients(self, batch, self._losses)
+
+    def _losses(self, batch: Transitions) -> tuple[CriticLoss, Callable[[], PolicyLoss]]:
         values = self._critics.network(batch.observation)
-        found = self.critic_loss(batch, values)
-        return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, values.detach()))
+        return self.critic_loss(batch, values), lambda: self.policy_loss(batch, values.detach())
 
     def _logits(self, observation: Observation) -> Tensor:
         """The policy's [B, n], ``LEAST`` where an action is not possible."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from apexrl.agents import diagnostics, memory, trained_agent
 from apexrl.agents.accelerated import accelerated, is_accelerated
 from apexrl.agents.bootstrap import targets_of
+from apexrl.agents.cuda_graphs import cuda_graphs
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.horizon import Horizon, check_horizon, horizon
@@ -30,7 +31,7 @@ from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_batch import items_time_first
 from apexrl.agents.sequence_steps import item_priorities, of_sequences, recorded_at, steps_of
-from apexrl.agents.trained_network import Loss, Trained
+from apexrl.agents.trained_network import Gradients, Loss, Trained
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.offline import conservative_penalty
@@ -55,6 +56,8 @@ class DQN:
     Raises:
         AgentError: the actions are a box, or too many; or switches that do not go together.
     """
+
+    recordable = True
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         check_horizon(config)
@@ -93,6 +96,8 @@ class DQN:
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng}
         if network.noise_size:
             self.generators["noise"] = self._noise = noise_generator(seed)
+        self._graphs = cuda_graphs(self)
+        self._given: list[Draw] = []  # drawn for the next passes, which else draw by themselves
         self._acting_noise: Tensor | None = None  # [rows, noise_size], of the acts so far of ``noise_period``
         self._acts = 0
         self._resets = Resets(self._network, make, config, seed) if config.reset_period_updates else None
@@ -265,6 +270,25 @@ class DQN:
         losses = returns.losses(z, draw.fractions, action, target)
         return Loss((batch.weights * losses).mean(), errors, z)
 
+    def gradients(self, batch: Transitions) -> Gradients:
+        """See ``trained_agent.gradients``."""
+        return trained_agent.gradients(self, batch, None if self._graphs is None else self._replayed)
+
+    def _replayed(self, batch: Transitions) -> Loss:
+        assert self._graphs is not None
+        return self._graphs.run(self._passes, batch, *self._draws(len(batch.weights)))
+
+    def _passes(self, batch: Transitions, *drawn: Draw) -> Loss:
+        self._given = list(drawn)
+        self._target.refresh()  # what is derived from parameters belongs to the graph
+        return self._differentiated(self._scaled(batch), False)
+
+    def _draws(self, rows: int) -> tuple[Draw, ...]:
+        """Those of an update, in the order in which ``loss`` takes them."""
+        few, many = self._few, self._config.quantile_samples
+        samples = (many, few, many) if self._config.double else (many, many + few)
+        return tuple(self._draw(rows, each) for each in (*samples, *(few,) * self._targets.looks_back))
+
     def apply(self, groups: Mapping[str, Tensor]) -> None:
         """One step of the optimizer; then the target follows, as ``target_period_updates`` or ``polyak`` says. After
         every ``reset_period_updates`` both are reset."""
@@ -277,7 +301,6 @@ class DQN:
         if self._resets is not None and self._resets.after(self.updates):
             self.refresh()
 
-    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal
@@ -314,6 +337,8 @@ class DQN:
         of each."""
         if self._certain:
             return NOTHING
+        if self._given:
+            return self._given.pop(0)
         fractions = None
         if noise is None:
             noise = self._noise_of()

@@ -33,6 +33,7 @@ class FastSAC(SAC):
         AgentError: the atoms are fewer than 2, or in no order; or as of ``SAC``.
     """
 
+    recordable = True
     _entropy_of_action = 0.0  # of each number of an action, nats: the authors'
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:

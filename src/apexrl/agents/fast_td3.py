@@ -15,7 +15,7 @@ from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.return_heads import support_of
 from apexrl.agents.rng_state import noise_generator
 from apexrl.agents.trained_network import Loss
-from apexrl.agents.transition_batch import Transitions
+from apexrl.agents.transition_batch import Transitions, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import smaller_projection, smoothed
 from apexrl.losses.distributional import categorical_divergence
@@ -33,6 +33,7 @@ class FastTD3(Deterministic):
         AgentError: the actions are no box, or have no bounds; or the atoms are fewer than 2, or in no order.
     """
 
+    recordable = True
     _policy_target = False
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -53,13 +54,17 @@ class FastTD3(Deterministic):
         """The divergences that the critics learn from, the mean of both."""
         return self._divergences(batch, now, later).mean(dim=0)
 
+    def _draw(self, rows: int) -> tuple[Tensor]:
+        return (to_device(torch.randn(rows, self._box.size, generator=self._noise), self._device),)
+
     def critic_loss(self, batch: Transitions) -> Loss:
         """Σ_k mean(w·D_KL(y ‖ Z_k(s, a))) with ``smaller_projection`` y at s', a' = ``smoothed`` μ(s')."""
         config, critic = self._config, self._critic
         with torch.no_grad():
             action = self._mu(self._policy.network, batch.next_observation)
-            noise = torch.randn(action.shape, generator=self._noise).mul_(config.target_noise).to(action.device)
-            later = critic.target(batch.next_observation, smoothed(action, noise, config.target_noise_clip))
+            (noise,) = self._given or self._draw(len(action))
+            action = smoothed(action, config.target_noise * noise, config.target_noise_clip)
+            later = critic.target(batch.next_observation, action)
         now = critic.network(batch.observation, self._box.to_unit(batch.action))  # [K, B, N]
         divergences = self._divergences(batch, now, later)
         loss = (batch.weights * divergences).mean(dim=1).sum()

@@ -184,6 +184,10 @@ class Normalizer:
             reward = reward * self._reward_scale
         return reward
 
+    def reads_from(self) -> int:
+        """Where the moments lie by which rewards are scaled; 0: they are not."""
+        return 0 if self._size is None else self._size.data_ptr()
+
     @property
     def unit(self) -> float:
         """A learned return of 1, in the environment's units."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from apexrl.agents import memory, soft_update, trained_agent
 from apexrl.agents.acting_noise import ActingNoise
 from apexrl.agents.box_actions import ActionBox
+from apexrl.agents.cuda_graphs import cuda_graphs
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
 from apexrl.agents.hybrid_actions import HybridActions, choices_of, numbers_of
@@ -24,7 +25,14 @@ from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
-from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, side_by_side
+from apexrl.agents.transition_batch import (
+    Observation,
+    Transitions,
+    as_array,
+    on_device,
+    side_by_side,
+    to_device,
+)
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value
 from apexrl.networks.actor_critic import Critics, Policy
@@ -62,6 +70,7 @@ class SAC:
         """Of hybrid actions it is ``HybridSAC``."""
         return super().__new__(HybridSAC if cls is SAC and spec.action.hybrid else cls)
 
+    recordable = True
     _targets = True  # a copy of the critics follows them
     _remembers = True  # what it saw before, where --memory asks for it
     _trained: type[Trained[Any]] = Trained  # of policy and critics
@@ -91,6 +100,7 @@ class SAC:
             **self._normalizer.networks,
         }
         self.generators: dict[str, RandomGenerator] = {"rng": self._rng, "noise": self._noise}
+        self._graphs = cuda_graphs(self)
         self.updates = 0  # learner updates made
 
     def _networks(self, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
@@ -216,11 +226,14 @@ class SAC:
 
     def gradients(self, batch: Transitions) -> Gradients:
         """Clipped gradients of the losses above and of the temperature's: see ``soft_update.gradients``."""
-        normalizer = self._normalizer
-        statistics, batch = normalizer.groups(batch, self.updates), normalizer.transitions(batch)
-        noise = torch.randn(2, len(batch.reward), self._box.size, generator=self._noise).to(self._device)
-        found = self.critic_loss(batch, noise[1])
-        return soft_update.gradients(self, batch, statistics, found, lambda: self.policy_loss(batch, noise[0]))
+        return soft_update.gradients(self, batch, self._losses, self._draw)
+
+    def _losses(self, batch: Transitions, noise: Tensor) -> tuple[CriticLoss, Callable[[], PolicyLoss]]:
+        return self.critic_loss(batch, noise[1]), lambda: self.policy_loss(batch, noise[0])
+
+    def _draw(self, rows: int) -> tuple[Tensor]:
+        """Standard normal numbers for both losses, [2, rows, d]."""
+        return (to_device(torch.randn(2, rows, self._box.size, generator=self._noise), self._device),)
 
     @torch.no_grad()
     def _next_action(self, batch: Transitions, noise: Tensor) -> tuple[Tensor, Tensor]:

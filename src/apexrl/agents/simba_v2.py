@@ -40,6 +40,7 @@ class SimbaV2(SAC):
             of ``SAC``.
     """
 
+    recordable = True
     _remembers = False  # the length of what a memory puts out is not 1
     _trained = Projected
     _entropy_of_action = -0.5  # of each number of an action, nats: the authors'

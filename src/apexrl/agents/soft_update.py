@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from apexrl.agents import diagnostics
+from apexrl.agents.cuda_graphs import CudaGraphs, run
 from apexrl.agents.normalizer import Normalizer
+from apexrl.agents.sequence_batch import Sequences
 from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained, as_returned
@@ -43,38 +45,53 @@ class SoftAgent(Protocol):
     _temperature: Temperature
     networks: dict[str, Trained[Any]]
     _normalizer: Normalizer
+    _graphs: CudaGraphs | None
     updates: int
 
 
 def gradients(
     agent: SoftAgent,
-    batch: Transitions,
-    statistics: Mapping[str, Tensor],
-    found: CriticLoss,
-    policy_loss: Callable[[], PolicyLoss],
+    batch: Transitions | Sequences,
+    losses: Callable[..., tuple[CriticLoss, Callable[[], PolicyLoss]]],
+    draw: Callable[[int], tuple[Tensor, ...]] = lambda rows: (),
 ) -> Gradients:
     """Gradients of the ``critics`` and, every ``policy_period_updates``, of ``policy`` and ``temperature``, all at the
-    same parameters; and ``statistics``, the normalizer's group.
+    same parameters; and the normalizer's statistics.
+
+    Args:
+        batch: of ``prepare``.
+        losses: of a scaled batch and what was drawn for it: the critics', and what computes the policy's.
+        draw: random numbers for so many rows.
 
     Raises:
         NonFiniteError: δ or a gradient is NaN or infinite; parameters are as before.
     """
     policy, critics, temperature = agent._policy, agent._critics, agent._temperature
-    critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
-    priorities = as_array(item_priorities(batch, found.priorities, agent._config.priority_eta))
-    norm = critics.clip(agent.updates, priorities)
-    groups = {"critics": critics.gradient, **statistics}
+    statistics = agent._normalizer.groups(batch, agent.updates)
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
     units = diagnostics.DeadUnits(measured)  # of policy and critics, which the policy's loss passes through
-    if (agent.updates + 1) % agent._config.policy_period_updates == 0:
-        with units:
-            loss, log_prob = as_returned(PolicyLoss, policy_loss(), "policy_loss")
-        policy.differentiate(loss)
+    moves = (agent.updates + 1) % agent._config.policy_period_updates == 0  # the policy
+
+    def passes(seen: Transitions, *drawn: Tensor) -> CriticLoss:
+        found, policy_loss = losses(seen, *drawn)
+        critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
+        if moves or measured:
+            with units, torch.set_grad_enabled(moves):
+                loss, log_prob = as_returned(PolicyLoss, policy_loss(), "policy_loss")
+        if moves:
+            policy.differentiate(loss)
+            temperature.gradient(log_prob)
+        return found._replace(priorities=item_priorities(seen, found.priorities, agent._config.priority_eta))
+
+    graphs = None if measured else agent._graphs
+    seen = run(graphs, agent._normalizer.transitions, batch, variant="seen")
+    found = run(graphs, passes, seen, *draw(len(seen.reward)), variant=moves)
+    priorities = as_array(found.priorities)
+    norm = critics.clip(agent.updates, priorities)
+    groups = {"critics": critics.gradient, **statistics}
+    if moves:
         policy.clip(agent.updates)
-        groups |= {"policy": policy.gradient, "temperature": temperature.gradient(log_prob)}
-    elif measured:
-        with units, torch.no_grad():
-            policy_loss()
+        groups |= {"policy": policy.gradient, "temperature": temperature.trained.gradient}
     metrics: dict[str, float] = {}
     if measured:
         metrics = {
@@ -84,7 +101,7 @@ def gradients(
             "gradient_norm": norm,
             "temperature": float(temperature.value),
             "entropy": float(_entropy(found.log_probs)),
-            **diagnostics.of_weighted(batch, agent.networks, units),
+            **diagnostics.of_weighted(seen, agent.networks, units),
         }
     return Gradients(groups, priorities, metrics)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from apexrl.agents.deterministic import Deterministic
 from apexrl.agents.rng_state import noise_generator
 from apexrl.agents.trained_network import Loss
-from apexrl.agents.transition_batch import Transitions
+from apexrl.agents.transition_batch import Transitions, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.deterministic import critic_target, smoothed
 from apexrl.losses.offline import cloned_policy_loss
@@ -21,6 +21,8 @@ class TD3(Deterministic):
     """Two critics, of which targets take the smaller value; noise on target actions; policy and targets that move with
     every ``policy_period_updates``-th update of the critics."""
 
+    recordable = True
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(spec, config, device, seed, critics=2)
         self.generators["noise"] = self._noise = noise_generator(seed)
@@ -30,13 +32,16 @@ class TD3(Deterministic):
         target = critic_target(batch.reward, batch.discount, later[..., 0])
         return (target - now[..., 0]).abs().mean(dim=0)
 
+    def _draw(self, rows: int) -> tuple[Tensor]:
+        return (to_device(torch.randn(rows, self._box.size, generator=self._noise), self._device),)
+
     def critic_loss(self, batch: Transitions) -> Loss:
         """Σ_k ½·mean(w·δ_k²) with δ_k = R + d·min_j Q⁻_j(s', a') − Q_k(s, a) and a' = ``smoothed`` μ⁻(s')."""
         config, critic = self._config, self._critic
         with torch.no_grad():
             later = self._mu(self._policy.target, batch.next_observation)
-            noise = torch.randn(later.shape, generator=self._noise).mul_(config.target_noise)
-            later = smoothed(later, noise.to(later.device, non_blocking=True), config.target_noise_clip)
+            (noise,) = self._given or self._draw(len(later))
+            later = smoothed(later, config.target_noise * noise, config.target_noise_clip)
             next_q = critic.target(batch.next_observation, later)[..., 0]
             target = critic_target(batch.reward, batch.discount, next_q)
         q = critic.network(batch.observation, self._box.to_unit(batch.action))[..., 0]

@@ -23,6 +23,8 @@ class TQC(SAC):
         AgentError: nothing would be left of the quantiles; or as of ``SAC``.
     """
 
+    recordable = True
+
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
         if not 0 <= config.dropped_quantiles < config.quantiles:
             raise AgentError(

@@ -5,7 +5,7 @@ An agent takes them into its class by name (``weights, load = trained_agent.weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,20 +77,25 @@ def differentiated(agent: ValueAgent, batch: Any, measured: bool = True) -> Loss
     return found
 
 
-def gradients(agent: ValueAgent, batch: Any) -> Gradients:
+def gradients(agent: ValueAgent, batch: Any, replayed: Callable[[Any], Loss] | None = None) -> Gradients:
     """The clipped gradient of ``loss``, as the network's group, and every item's priority, before its weight.
 
     Args:
         batch: of ``prepare``.
+        replayed: scales and differentiates a batch by a graph, where nothing is measured.
 
     Raises:
         AgentError: a ``loss`` of your own returned no ``Loss``.
         NonFiniteError: δ or the gradient is NaN or infinite; parameters are as before.
     """
-    statistics, batch = agent._normalizer.groups(batch, agent.updates), agent._scaled(batch)
+    statistics = agent._normalizer.groups(batch, agent.updates)
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
-    with diagnostics.DeadUnits(measured) as units:
-        found = agent._differentiated(batch, measured)
+    if replayed is None or measured:
+        batch = agent._scaled(batch)
+        with diagnostics.DeadUnits(measured) as units:
+            found = agent._differentiated(batch, measured)
+    else:
+        found = replayed(batch)
     priorities = as_array(found.priorities)
     norm = agent._network.clip(agent.updates, priorities)
     metrics: dict[str, float] = {}

@@ -125,6 +125,10 @@ class Trained(Generic[N]):
     def target_parameters(self) -> FlatParameters:
         return self._following[1]
 
+    def target_vectors(self) -> tuple[Tensor, ...]:
+        """The target's parameters, float32 [size], if it has a target."""
+        return (self.target_parameters.vector,) if self._has_target else ()
+
     @cached_property
     def _following(self) -> tuple[N, FlatParameters]:
         target = deepcopy(self.network).requires_grad_(False)
