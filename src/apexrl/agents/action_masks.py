@@ -97,8 +97,7 @@ class MaskedActions:
     def __init__(self, choices: tuple[int, ...], stacked: bool, combined: bool) -> None:
         self._choices, self._ends, self._stacked = choices, tuple(accumulate(choices)), stacked
         self._combined = combined and len(choices) > 1
-        counts, most = torch.arange(math.prod(choices) + 1), max(math.log(math.prod(choices)), 1e-6)
-        self._lacking = 1.0 - counts.clamp(min=1).log() / most  # share of the entropy that so many actions lack
+        self._entropy = max(math.log(math.prod(choices)), 1e-6)  # the greatest one, nats
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
         return torch.where(self._possible(observation).to(outputs.device), outputs, LEAST)
@@ -128,7 +127,8 @@ class MaskedActions:
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
         count = self._possible(observation).sum(dim=1)
-        return log_prob - target * self._lacking.to(count.device)[count]
+        lacking = 1.0 - count.clamp(min=1).log() / self._entropy  # share of the entropy that so few actions lack
+        return log_prob - target * lacking
 
     def _possible(self, observation: Observation) -> Tensor:
         """bool [..., n]."""

@@ -43,6 +43,7 @@ class ActionBox:
         self.size = int(np.prod(action.shape, dtype=np.int64))
         self._low, self._high = low, high
         self._middle, self._half = (low + high) / 2, (high - low) / 2
+        self._there: dict[torch.device, tuple[Tensor, ...]] = {}  # both on the devices of a learner
 
     def to_env(self, unit: Floats) -> Floats:
         """Unit actions [B, d] in the environment's units, float32 [B, *shape], never beyond its bounds."""
@@ -60,7 +61,9 @@ class ActionBox:
 
     def to_unit(self, action: Tensor) -> Tensor:
         """Actions as the environment took them [B, *shape] -> float32 [B, d] in −1 … 1."""
-        middle, half = (
-            torch.from_numpy(np.asarray(a, np.float32)).to(action.device) for a in (self._middle, self._half)
-        )
+        there = self._there.get(action.device)
+        if there is None:
+            both = (torch.from_numpy(np.asarray(one, np.float32)) for one in (self._middle, self._half))
+            there = self._there[action.device] = tuple(one.to(action.device) for one in both)
+        middle, half = there
         return ((action - middle) / half).reshape(len(action), -1)

@@ -169,6 +169,7 @@ class Deterministic(ABC):
         units = diagnostics.DeadUnits(measured)
 
         def passes(seen: Transitions, *drawn: Tensor) -> Loss:
+            seen = seen if graphs is None else normalizer.transitions(seen)
             self._given = drawn
             with units:
                 found = as_returned(Loss, self.critic_loss(seen), "critic_loss")
@@ -178,8 +179,8 @@ class Deterministic(ABC):
             return found._replace(priorities=item_priorities(seen, found.priorities, self._config.priority_eta))
 
         graphs = None if measured else self._graphs
-        batch = run(graphs, normalizer.transitions, batch, variant="seen")
-        drawn = () if graphs is None else self._draw(len(batch.reward))
+        batch = normalizer.transitions(batch) if graphs is None else batch
+        drawn = () if graphs is None else self._draw(len(batch.weights))
         found = run(graphs, passes, batch, *drawn, variant=moves)
         priorities = as_array(found.priorities)
         norm = critic.clip(self.updates, priorities)

@@ -72,7 +72,8 @@ def gradients(
     units = diagnostics.DeadUnits(measured)  # of policy and critics, which the policy's loss passes through
     moves = (agent.updates + 1) % agent._config.policy_period_updates == 0  # the policy
 
-    def passes(seen: Transitions, *drawn: Tensor) -> CriticLoss:
+    def passes(given: Any, *drawn: Tensor) -> CriticLoss:
+        seen: Transitions = given if graphs is None else scaled(given)
         found, policy_loss = losses(seen, *drawn)
         critics.differentiate(as_returned(CriticLoss, found, "critic_loss").loss)
         if moves or measured:
@@ -83,9 +84,9 @@ def gradients(
             temperature.gradient(log_prob)
         return found._replace(priorities=item_priorities(seen, found.priorities, agent._config.priority_eta))
 
-    graphs = None if measured else agent._graphs
-    seen = run(graphs, agent._normalizer.transitions, batch, variant="seen")
-    found = run(graphs, passes, seen, *draw(len(seen.reward)), variant=moves)
+    graphs, scaled = None if measured else agent._graphs, agent._normalizer.transitions
+    seen = scaled(batch) if graphs is None else batch
+    found = run(graphs, passes, seen, *draw(len(seen.weights)), variant=moves)
     priorities = as_array(found.priorities)
     norm = critics.clip(agent.updates, priorities)
     groups = {"critics": critics.gradient, **statistics}
