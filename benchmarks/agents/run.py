@@ -13,7 +13,8 @@ QUESTIONS = {
     "sb3": "The same updates from the same steps: how long, beside Stable-Baselines3?",
     "layers": "Which share of the processor's peak does each layer of the Atari network reach?",
     "products": "How long does an update take with MKL's matrix products, and with oneDNN's?",
-    "updates": "How many updates on the Atari network, beside a plain PyTorch loop?",
+    "updates": "How many updates a second, beside a plain PyTorch loop?",
+    "replay_loop": "How many updates a second with a prioritized replay, beside TorchRL's?",
 }
 
 if __name__ == "__main__":

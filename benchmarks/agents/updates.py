@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,7 +179,7 @@ def contestants(work: Workload, device: str, compiled: bool) -> dict[str, Callab
             if compiled:
                 found[f"{name}, plain PyTorch, compiled"] = partial(plain, name, "compiled", device)
         found[name] = partial(ours, name, "", device, spec=work.spec)
-        if device.startswith("cuda"):
+        if device.startswith("cuda") and "recordable" in vars(agent_class(name)):
             found[f"{name}, by kernels"] = partial(ours, name, "by kernels", device, spec=work.spec)
         if compiled:
             for way in COMPILED:
@@ -236,29 +237,37 @@ def measured(work: Workload, options: argparse.Namespace, lines: list[str]) -> d
     return rates
 
 
+def one_agent(options: argparse.Namespace, name: str) -> tuple[list[str], dict[str, Any]]:
+    """A row of the table, and the summary of the run."""
+    from apexrl.agents.catalogue import AGENTS
+
+    box = "Box" in AGENTS[name].needs
+    preset = "pendulum" if box else "position-cartpole" if name == "r2d2" else "cartpole"
+    flags = ["--agent", name, "--device", options.device, "--env-steps", str(options.env_steps), "--minutes", "5"]
+    flags += ["--min-size", "500", "--stop-at-return", "None", "--eval-episodes", "2"]
+    try:
+        summary = runs.train(preset, f"agents-{options.device}-{name}", flags, 600)
+    except runs.RunFailed as error:
+        row, summary = ["failed", "", str(error).strip().splitlines()[-1][:160]], {"failure": str(error)}
+    else:
+        row = [f"{summary['updates']:,}", report.short(summary["updates_per_second"]), ""]
+    row = [f"`{name}`", preset, *row]
+    print(*row, flush=True)
+    return row, summary
+
+
 def every_agent(options: argparse.Namespace) -> None:
     """Each agent on a small environment that suits it."""
     from apexrl.agents.catalogue import AGENTS
 
-    rows, data = [], {}
-    for name, info in AGENTS.items():
-        if info.item == "unroll":  # other topologies' (topologies/learning.py)
-            continue
-        preset = "pendulum" if "Box" in info.needs else "position-cartpole" if name == "r2d2" else "cartpole"
-        flags = ["--agent", name, "--device", options.device, "--env-steps", str(options.env_steps), "--minutes", "5"]
-        flags += ["--min-size", "500", "--stop-at-return", "None", "--eval-episodes", "2"]
-        try:
-            summary = runs.train(preset, f"agents-{options.device}-{name}", flags, 600)
-        except runs.RunFailed as error:
-            data[name], told = {"failure": str(error)}, ["failed", "", str(error).strip().splitlines()[-1][:160]]
-        else:
-            data[name] = summary
-            told = [f"{summary['updates']:,}", report.short(summary["updates_per_second"]), ""]
-        rows.append([f"`{name}`", preset, *told])
-        print(*rows[-1], flush=True)
+    names = [name for name, info in AGENTS.items() if info.item != "unroll"]  # those: topologies/learning.py
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = [*pool.map(partial(one_agent, options), names)]
+    rows, data = [row for row, _ in found], dict(zip(names, (figures for _, figures in found), strict=True))
     text = [
         f"{where(options.device)}; {report.versions('apexrl', 'torch')}.",
-        f"`apexrl train PRESET --agent NAME --device {options.device}`, {options.env_steps:,} environment steps.\n",
+        f"`apexrl train PRESET --agent NAME --device {options.device}`, {options.env_steps:,} environment steps; "
+        f"{options.jobs} at a time.\n",
         report.table(["agent", "preset", "updates", "updates/s", ""], rows),
     ]
     report.save(f"agents-every-{options.device.partition(':')[0]}", "\n".join(text), data, None, options.out)
@@ -280,6 +289,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch on the CPU (default: 1)")
     parser.add_argument("--every-agent", action="store_true", help="train every agent a little, instead")
     parser.add_argument("--env-steps", type=int, default=3_000, help="of such a run (default: 3000)")
+    parser.add_argument("--jobs", type=int, default=1, help="such runs at a time (default: 1)")
     parser.add_argument("--out", type=Path, default=report.OUT, help="folder for table and figures")
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():

@@ -67,6 +67,7 @@ def test_what_is_recorded_depends_on_its_inputs_alone(name: str, monkeypatch: py
 
 
 @CUDA
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # PyTorch's first backward pass in a process
 @pytest.mark.parametrize("shown", ["vector", "image"])
 @pytest.mark.parametrize("name", RECORDABLE)
 def test_graphs_make_the_same_updates(name: str, shown: Any) -> None:
