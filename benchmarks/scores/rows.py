@@ -9,6 +9,8 @@ ZOO = "one run: benchmark.md of DLR-RM/rl-baselines3-zoo"
 
 PONG = ("--atari", "--stack", "4", "--reward-clip", "1", "--stop-at-return", "19.5", "--eval-episodes", "5",
         "--eval-period-seconds", "120")  # fmt: skip
+ON_A_GPU = ("--actors", "13", "--envs-per-actor", "8", "--unroll-length", "64", "--batch-size", "64",
+            "--eval-period-seconds", "8", "--minutes", "4.85")  # fmt: skip
 SHALLOW = ("--encoder", "shallow", "--image-units", "256")  # a third of the work of DQN's network
 
 # As rl-zoo's TQC has them, so far as there is a flag for it.
@@ -38,12 +40,15 @@ class Row:
     flags: tuple[str, ...] = ()
     """More flags of ``apexrl train``; without any, a row shows the defaults."""
     preset: str = ""
+    variant: str = ""
+    """Tells it from another row of the same agent; such a row is run where it is named alone."""
     published: tuple[Published, ...] = ()
 
     @property
     def name(self) -> str:
         """Names its records."""
-        return "-".join((self.env.replace("/", "-").replace(":", "-"), self.agent, self.topology)).lower()
+        parts = (self.env.replace("/", "-").replace(":", "-"), self.agent, self.topology, self.variant)
+        return "-".join(filter(None, parts)).lower()
 
 
 def _mujoco(env: str, curves: dict[str, tuple[float, float]], steps: int = 300_000) -> list[Row]:
@@ -99,6 +104,15 @@ ROWS = [
             ("dueling_dqn", "apex", ()),
             ("r2d2", "apex", ()),
         )
+    ),
+    Row(
+        "ALE/Pong-v5",
+        "ppo",
+        "impala",
+        10_000_000,
+        (*PONG, *SHALLOW, "--epochs", "3", *ON_A_GPU),
+        variant="gpu",
+        published=(Published("rl-zoo PPO", ((10_000_000, 20.99),), ZOO),),
     ),
     Row(
         "LunarLander-v3",

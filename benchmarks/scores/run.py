@@ -126,7 +126,7 @@ def draw(rows: Sequence[Row], records: Sequence[Record]) -> Figure:
             by_hours.plot([second / 3600 for second in seconds], returns, color=report.OURS, linewidth=1, alpha=0.8)
         for number, of in enumerate(row.published):
             by_steps.plot(*zip(*of.points, strict=True), "sD^"[number] + "--", color=report.THEIRS, label=of.name)
-        by_steps.set_title(f"{row.env}: {row.agent} in {row.topology}", fontsize=9)
+        by_steps.set_title(f"{row.env}: {row.agent} in {row.topology} {row.variant.upper()}".rstrip(), fontsize=9)
         by_steps.set_xlabel("environment steps", fontsize=8)
         by_hours.set_xlabel("hours", fontsize=8)
         by_steps.xaxis.set_major_formatter(lambda value, _: report.short(value) if value else "0")
@@ -147,9 +147,9 @@ def write(records: Sequence[Record], out: Path) -> None:
 
 
 def main() -> None:
-    names = [row.name for row in ROWS]
+    names, usual = [row.name for row in ROWS], [row.name for row in ROWS if not row.variant]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help="; ".join(names))
+    parser.add_argument("--rows", nargs="+", choices=names, default=usual, metavar="ROW", help="; ".join(names))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--minutes", type=float, default=600.0, help="that one run may take (default: 600)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once; their hours are marked as shared")

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from apexrl.config import AgentConfig, Config, LearnerConfig, ReplayConfig
-from apexrl.errors import ConfigError, NonFiniteError
+from apexrl.errors import NonFiniteError
 from apexrl.replay import Replay
 from apexrl.roles import Learner
 from apexrl.roles.actor import VERSION, step_fields
-from apexrl.roles.learner import torch_device
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.shared.weights_board import InlineWeights
@@ -224,64 +221,3 @@ def test_a_loss_that_is_not_finite_names_update_batch_and_checkpoint(stage: Any)
         assert [str(caught.value).count(words) for words in ("update 1", "earning", "as they were")] == [1, 1, 1]
         for name, value in learner._agent.weights().items():
             np.testing.assert_array_equal(value, kept[name])
-
-
-@pytest.mark.parametrize("name", ["cpux", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--device '{name}'"):
-        torch_device(name)
-
-
-def test_auto_is_some_device() -> None:
-    assert torch_device("auto") in ("cpu", "cuda:0")
-    assert torch_device("cpu") == "cpu"
-
-
-def test_auto_spreads_processes_over_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    used: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)  # it counts what CUDA_VISIBLE_DEVICES leaves
-    monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    assert [torch_device("auto", place) for place in range(5)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
-    assert used == [0, 1, 2, 0, 1]
-    assert torch_device("cuda:2", 1) == "cuda:2"
-
-
-@pytest.mark.parametrize(
-    ("topology", "role", "places"),
-    [
-        ("gorila", "gradient_learner", [0, 1]),
-        ("apex", "learner", [0, 1]),
-        ("seed", "inference_server", [1, 2]),
-        ("sample_factory", "policy_worker", [1, 2]),
-    ],
-)
-def test_learners_and_servers_ask_for_the_gpu_of_their_index(
-    monkeypatch: pytest.MonkeyPatch, topology: str, role: str, places: list[int]
-) -> None:
-    from apexrl import roles
-
-    asked: list[int] = []
-
-    class Enough(Exception): ...
-
-    def torch_device(name: str, place: int = 0) -> str:
-        assert name == "auto"
-        asked.append(place)
-        raise Enough
-
-    factory = {
-        "gradient_learner": roles.GradientLearner,
-        "learner": roles.Learner,
-        "inference_server": roles.InferenceServer,
-        "policy_worker": roles.PolicyWorker,
-    }[role]
-    monkeypatch.setattr("apexrl.roles.learner.torch_device", torch_device)
-    for index in range(2):
-        stand_in: Any = MagicMock(index=index, seed=1)
-        ports = {name: stand_in for name in inspect.signature(factory).parameters if name != "context"}
-        with pytest.raises(Enough):
-            factory(stand_in, **{**ports, "config": Config(topology=topology)})
-    assert asked == places

@@ -25,7 +25,7 @@ def probe_learner(config: Config) -> Probe:
     Raises:
         DatasetError: the dataset is not here, or is of another environment.
     """
-    from apexrl.roles.learner import torch_device
+    from apexrl.roles.compute_device import torch_device
 
     if config.learner.device != "auto":  # which is always here
         torch_device(config.learner.device)

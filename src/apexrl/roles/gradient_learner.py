@@ -13,8 +13,9 @@ from apexrl.links.local.gradient_ring import GradientLink
 from apexrl.links.local.sharded_parameters import ShardedParameters
 from apexrl.protocols import Context, Item
 from apexrl.roles.batch_source import DirectBatches, UnsentPriorities
+from apexrl.roles.compute_device import agent_on_device
 from apexrl.roles.goal_relabelling import goal_relabelling
-from apexrl.roles.learner import agent_on_device, nonfinite_message, quicken_products, write_back
+from apexrl.roles.learner import nonfinite_message, quicken_products, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits

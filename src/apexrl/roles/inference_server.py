@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles.actor import FIRST_VERSION, wanted_priorities
+from apexrl.roles.compute_device import agent_on_device
 from apexrl.roles.inference_batches import InferenceBatches
-from apexrl.roles.learner import agent_on_device
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.run.status import Work

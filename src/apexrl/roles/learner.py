@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from apexrl.config import Config
-from apexrl.errors import AgentError, ConfigError, NonFiniteError, PriorityError, SpecError
+from apexrl.errors import AgentError, NonFiniteError, PriorityError, SpecError
 from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
+from apexrl.roles.compute_device import agent_on_device
 from apexrl.roles.goal_relabelling import goal_relabelling
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
@@ -286,51 +287,3 @@ def quicken_products(agent: Agent, config: Config, device: str, items: int) -> N
         item: Item = getattr(agent, "item", Item())
         steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
         choose_products(agent.weights(), items * steps)
-
-
-def agent_on_device(config: Config, spec: EnvSpec, place: int, seed: int) -> tuple[Any, str]:
-    """The run's agent on the learner's ``--device``, and which that is; from here on this process computes with as many
-    threads as the learner may have.
-
-    Args:
-        place: as for ``torch_device``.
-
-    Raises:
-        ConfigError: as ``torch_device``.
-    """
-    import torch
-
-    from apexrl.agents import agent_class
-
-    torch.set_num_threads(max(1, config.learner.learner_threads))
-    device = torch_device(config.learner.device, place)
-    return agent_class(config.agent.agent)(spec, config.agent, device, seed), device
-
-
-def torch_device(name: str, place: int = 0) -> str:
-    """``auto`` resolved; anything else checked.
-
-    Args:
-        place: of this process among those of the run on this machine that compute there: with ``auto`` they take the
-            visible GPUs in turn.
-
-    Raises:
-        ConfigError: PyTorch does not know the device, or has no CUDA.
-    """
-    import torch
-
-    if name == "auto":
-        if not torch.cuda.is_available():
-            return "cpu"
-        own = place % torch.cuda.device_count()
-        torch.cuda.set_device(own)  # or streams and pinned memory would take up the first one besides
-        return f"cuda:{own}"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name!r} is no device: use auto, cpu, cuda or cuda:N") from error
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        found = f"{count} CUDA devices; use cuda:0 … cuda:{count - 1}" if count else "no CUDA device; use --device cpu"
-        raise ConfigError(f"--device {name!r}: this PyTorch finds {found}")
-    return name

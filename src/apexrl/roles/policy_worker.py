@@ -12,8 +12,8 @@ from apexrl.links.local.server_assignment import ServerAssignment
 from apexrl.protocols import Agent, Context, State, WeightsReader
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION
+from apexrl.roles.compute_device import agent_on_device
 from apexrl.roles.inference_batches import InferenceMeter, Waiting
-from apexrl.roles.learner import agent_on_device
 from apexrl.roles.newest_weights import NewestWeights
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.schedules import Exploration

@@ -13,7 +13,8 @@ from apexrl.protocols import Context, Item, WeightsReader, WeightsWriter
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import Ready
-from apexrl.roles.learner import nonfinite_message, quicken_products, torch_device
+from apexrl.roles.compute_device import device_of
+from apexrl.roles.learner import nonfinite_message, quicken_products
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.schedules import Anneal
 from apexrl.spec import EnvSpec
@@ -41,7 +42,7 @@ class SharedModel:
     def __init__(self, context: Context, config: Config, spec: EnvSpec, weights: Weights) -> None:
         from apexrl.agents import agent_class
 
-        self.device = torch_device(config.learner.device)
+        self.device = device_of(config, spec)
         self._make: Any = agent_class(config.agent.agent)
         self._context = context
         self._config = config

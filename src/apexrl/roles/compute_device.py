@@ -1,0 +1,99 @@
+"""Where a learner or an inference server computes: ``--device``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from apexrl.config import Config
+from apexrl.errors import ConfigError
+from apexrl.spec import EnvSpec
+
+LEAST_MULTIPLICATIONS = 2**24
+"""Of one pass through the layers between hidden ones, where a GPU is worth its launches: SAC's 256 rows and 256·256
+weights, which an H200 learns from in the time of 30 launches by a graph (``benchmarks/agents/run.py updates``)."""
+WITHOUT_GRAPHS = 4
+"""So many times as much where every kernel is launched by itself."""
+
+
+def agent_on_device(config: Config, spec: EnvSpec, place: int, seed: int) -> tuple[Any, str]:
+    """The run's agent on the learner's ``--device``, and which that is; from here on this process computes with as many
+    threads as the learner may have.
+
+    Args:
+        place: as for ``device_of``.
+
+    Raises:
+        ConfigError: as ``torch_device``.
+    """
+    import torch
+
+    from apexrl.agents import agent_class
+
+    torch.set_num_threads(max(1, config.learner.learner_threads))
+    device = device_of(config, spec, place)
+    return agent_class(config.agent.agent)(spec, config.agent, device, seed), device
+
+
+def device_of(config: Config, spec: EnvSpec, place: int = 0) -> str:
+    """The learner's ``--device``, where ``auto`` is a visible GPU if the networks are large enough for one.
+
+    Args:
+        place: as for ``torch_device``.
+
+    Raises:
+        ConfigError: as ``torch_device``.
+    """
+    name = config.learner.device
+    return "cpu" if name == "auto" and not gpu_pays(config, spec) else torch_device(name, place)
+
+
+def gpu_pays(config: Config, spec: EnvSpec) -> bool:
+    """Whether a GPU is likely to learn faster than one core: from images, with encoders or agents of one's own, with a
+    memory, or by hidden layers of ``LEAST_MULTIPLICATIONS`` a gradient step."""
+    from apexrl.agents import AGENTS, agent_class
+    from apexrl.networks.encoders import sees_image
+
+    agent = config.agent
+    if agent.network or agent.memory != "none" or agent.agent not in AGENTS:
+        return True
+    if any(sees_image(spec, name) or spec.varies(name) for name in spec.observation):
+        return True
+    rows = config.learner.batch_size
+    match AGENTS[agent.agent].item:
+        case "unroll":
+            rows = rows * agent.unroll_length // agent.minibatches
+        case "sequence":
+            rows *= agent.sequence_length
+    most = max(sum(a * b for a, b in pairwise(hidden)) for hidden in (agent.hidden, agent.critic_hidden))
+    graphs = "recordable" in vars(agent_class(agent.agent))
+    return rows * most >= LEAST_MULTIPLICATIONS * (1 if graphs else WITHOUT_GRAPHS)
+
+
+def torch_device(name: str, place: int = 0) -> str:
+    """``auto`` resolved; anything else checked.
+
+    Args:
+        place: of this process among those of the run on this machine that compute there: with ``auto`` they take the
+            visible GPUs in turn.
+
+    Raises:
+        ConfigError: PyTorch does not know the device, or has no CUDA.
+    """
+    import torch
+
+    if name == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        own = place % torch.cuda.device_count()
+        torch.cuda.set_device(own)  # or streams and pinned memory would take up the first one besides
+        return f"cuda:{own}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name!r} is no device: use auto, cpu, cuda or cuda:N") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = f"{count} CUDA devices; use cuda:0 … cuda:{count - 1}" if count else "no CUDA device; use --device cpu"
+        raise ConfigError(f"--device {name!r}: this PyTorch finds {found}")
+    return name
