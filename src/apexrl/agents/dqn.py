@@ -7,7 +7,7 @@ besides it is Rainbow (Hessel et al. 2018). ``agents.bootstrap`` has the value o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -31,7 +31,7 @@ from apexrl.agents.return_heads import Fresh, midpoints, returns_of
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, noise_generator, seeded_layers
 from apexrl.agents.sequence_batch import items_time_first
 from apexrl.agents.sequence_steps import item_priorities, of_sequences, recorded_at, steps_of
-from apexrl.agents.trained_network import Gradients, Loss, Trained
+from apexrl.agents.trained_network import Loss, Trained
 from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses.offline import conservative_penalty
@@ -270,13 +270,13 @@ class DQN:
         losses = returns.losses(z, draw.fractions, action, target)
         return Loss((batch.weights * losses).mean(), errors, z)
 
-    def gradients(self, batch: Transitions) -> Gradients:
-        """See ``trained_agent.gradients``."""
-        return trained_agent.gradients(self, batch, None if self._graphs is None else self._replayed)
-
-    def _replayed(self, batch: Transitions) -> Loss:
-        assert self._graphs is not None
-        return self._graphs.run(self._passes, batch, *self._draws(len(batch.weights)))
+    @property
+    def replayed(self) -> Callable[[Transitions], Loss] | None:
+        """Scales and differentiates a batch by a CUDA graph; None: this agent has none."""
+        graphs = self._graphs
+        if graphs is None:
+            return None
+        return lambda batch: graphs.run(self._passes, batch, *self._draws(len(batch.weights)))
 
     def _passes(self, batch: Transitions, *drawn: Draw) -> Loss:
         self._given = list(drawn)
@@ -301,6 +301,7 @@ class DQN:
         if self._resets is not None and self._resets.after(self.updates):
             self.refresh()
 
+    gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
     anneal = trained_agent.anneal

@@ -77,12 +77,11 @@ def differentiated(agent: ValueAgent, batch: Any, measured: bool = True) -> Loss
     return found
 
 
-def gradients(agent: ValueAgent, batch: Any, replayed: Callable[[Any], Loss] | None = None) -> Gradients:
+def gradients(agent: ValueAgent, batch: Any) -> Gradients:
     """The clipped gradient of ``loss``, as the network's group, and every item's priority, before its weight.
 
     Args:
         batch: of ``prepare``.
-        replayed: scales and differentiates a batch by a graph, where nothing is measured.
 
     Raises:
         AgentError: a ``loss`` of your own returned no ``Loss``.
@@ -90,6 +89,7 @@ def gradients(agent: ValueAgent, batch: Any, replayed: Callable[[Any], Loss] | N
     """
     statistics = agent._normalizer.groups(batch, agent.updates)
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
+    replayed: Callable[[Any], Loss] | None = getattr(agent, "replayed", None)
     if replayed is None or measured:
         batch = agent._scaled(batch)
         with diagnostics.DeadUnits(measured) as units:
