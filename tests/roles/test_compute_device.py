@@ -13,7 +13,7 @@ from apexrl.agents import with_agent
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
-from apexrl.roles.compute_device import device_of, torch_device
+from apexrl.roles.compute_device import choice_told, device_of, torch_device
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 VECTOR = EnvSpec({"observation": Field((4,), "float32")}, ActionSpec(n=2))
@@ -41,7 +41,11 @@ def test_auto_is_a_gpu_where_networks_are_large_enough(
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: None)
     config = override(with_agent(Config(), agent), settings)
     assert device_of(config, spec) == device
-    assert device_of(override(config, {"device": "cuda:0"}), spec) == "cuda:0"
+    forced = override(config, {"device": "cuda:0"})
+    assert device_of(forced, spec) == "cuda:0"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "a GPU")
+    assert choice_told(forced, "cuda:0") == ""
+    assert ("--device cuda" if device == "cpu" else "cuda:0, a GPU") in choice_told(config, device)
 
 
 @pytest.mark.parametrize("name", ["cpux", "cuda:99"])

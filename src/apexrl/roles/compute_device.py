@@ -48,6 +48,17 @@ def device_of(config: Config, spec: EnvSpec, place: int = 0) -> str:
     return "cpu" if name == "auto" and not gpu_pays(config, spec) else torch_device(name, place)
 
 
+def choice_told(config: Config, device: str) -> str:
+    """What ``auto`` has chosen on a machine with a GPU, in words; else nothing."""
+    import torch
+
+    if config.learner.device != "auto" or not torch.cuda.is_available():
+        return ""
+    if device == "cpu":
+        return "learns on the CPU: for networks this small it is likely faster than the GPU, which --device cuda takes"
+    return f"learns on {device}, {torch.cuda.get_device_name(device)}"
+
+
 def gpu_pays(config: Config, spec: EnvSpec) -> bool:
     """Whether a GPU is likely to learn faster than one core: from images, with encoders or agents of one's own, with a
     memory, or by hidden layers of ``LEAST_MULTIPLICATIONS`` a gradient step."""

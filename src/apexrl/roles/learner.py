@@ -11,7 +11,7 @@ from apexrl.protocols import Agent, Context, Item, Learned, WeightsReader, Weigh
 from apexrl.roles import checkpointing
 from apexrl.roles.actor import FIRST_VERSION
 from apexrl.roles.batch_source import DirectBatches, PrefetchedBatches, Ready, UnsentPriorities
-from apexrl.roles.compute_device import agent_on_device
+from apexrl.roles.compute_device import agent_on_device, choice_told
 from apexrl.roles.goal_relabelling import goal_relabelling
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
@@ -87,6 +87,8 @@ class Learner:
         # It publishes once it has the others' state.
         self._follows = not self._publishes and context.index == publisher
         if self._leads:
+            if told := choice_told(config, device):
+                context.send("log", text=f"{context.name} {told}")
             checkpointing.restore(context, self._agent, weights, config.agent.agent)
 
         updates = context.total("updates")
