@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 SIZE, ACTIONS, UNITS = 17, 6, 256  # HalfCheetah's
-GAMMA, TAU = 0.99, 0.005
+TAU = 0.005
 LEARNING_RATE = 3e-4
 
 

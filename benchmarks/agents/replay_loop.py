@@ -22,7 +22,7 @@ from apexrl.agents import agent_class
 from apexrl.replay import Field, Replay
 from apexrl.roles.learner import pinned
 from benchmarks.agents.plain_box_update import ACTIONS, LEARNING_RATE, SIZE, TAU, PlainSAC, mlp
-from benchmarks.agents.updates import BOX, configuration, rate, where
+from benchmarks.agents.updates import BOX, configuration, rate
 from benchmarks.lib import report
 
 ROWS, BATCH, ALPHA, BETA = 100_000, 256, 0.6, 0.4
@@ -156,7 +156,7 @@ def replay_loop(options: argparse.Namespace) -> None:
     peer = rates.get("apexrl")
     table = [[name, report.spread(each), report.ratio(peer, each)[1] if peer else ""] for name, each in rates.items()]
     text = [
-        f"{where(options.device)}; {report.versions('apexrl', 'torch', 'torchrl')}.",
+        f"{report.machine(options.device)}; {report.versions('apexrl', 'torch', 'torchrl')}.",
         f"{options.updates} updates a round, {options.rounds} rounds in turn; median (least–greatest).\n",
         report.table(["", "updates/s", "apexrl beside it"], table),
         *lines,

@@ -15,6 +15,7 @@ of Atari, as IMPALA has them; ``sequences``, 64 of 40 + 80 steps of Atari, as R2
 from __future__ import annotations
 
 import argparse
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from apexrl.agents import agent_class, with_agent
+from apexrl.agents.cuda_graphs import is_recordable
 from apexrl.config import AgentConfig, Config
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from benchmarks.agents import plain_box_update
@@ -179,7 +181,7 @@ def contestants(work: Workload, device: str, compiled: bool) -> dict[str, Callab
             if compiled:
                 found[f"{name}, plain PyTorch, compiled"] = partial(plain, name, "compiled", device)
         found[name] = partial(ours, name, "", device, spec=work.spec)
-        if device.startswith("cuda") and "recordable" in vars(agent_class(name)):
+        if device.startswith("cuda") and is_recordable(agent_class(name)):
             found[f"{name}, by kernels"] = partial(ours, name, "by kernels", device, spec=work.spec)
         if compiled:
             for way in COMPILED:
@@ -210,7 +212,7 @@ def updates(options: argparse.Namespace) -> None:
             rows.append([workload, name, report.spread(each), beside])
         rates |= {f"{workload}: {name}": each for name, each in found.items()}
     text = [
-        f"{where(options.device)}; {report.versions('apexrl', 'torch')}.",
+        f"{report.machine(options.device)}; {report.versions('apexrl', 'torch')}.",
         f"{options.updates} updates a round, {options.rounds} rounds in turn; median (least–greatest).\n",
         report.table(["workload", "", "updates/s", "of plain PyTorch"], rows),
         *lines,
@@ -247,7 +249,7 @@ def one_agent(options: argparse.Namespace, name: str) -> tuple[list[str], dict[s
     flags += ["--min-size", "500", "--stop-at-return", "None", "--eval-episodes", "2"]
     try:
         summary = runs.train(preset, f"agents-{options.device}-{name}", flags, 600)
-    except runs.RunFailed as error:
+    except (runs.RunFailed, subprocess.TimeoutExpired) as error:
         row, summary = ["failed", "", str(error).strip().splitlines()[-1][:160]], {"failure": str(error)}
     else:
         row = [f"{summary['updates']:,}", report.short(summary["updates_per_second"]), ""]
@@ -265,16 +267,12 @@ def every_agent(options: argparse.Namespace) -> None:
         found = [*pool.map(partial(one_agent, options), names)]
     rows, data = [row for row, _ in found], dict(zip(names, (figures for _, figures in found), strict=True))
     text = [
-        f"{where(options.device)}; {report.versions('apexrl', 'torch')}.",
+        f"{report.machine(options.device)}; {report.versions('apexrl', 'torch')}.",
         f"`apexrl train PRESET --agent NAME --device {options.device}`, {options.env_steps:,} environment steps; "
         f"{options.jobs} at a time.\n",
         report.table(["agent", "preset", "updates", "updates/s", ""], rows),
     ]
     report.save(f"agents-every-{options.device.partition(':')[0]}", "\n".join(text), data, None, options.out)
-
-
-def where(device: str) -> str:
-    return f"{torch.cuda.get_device_name()}; {report.machine()}" if device.startswith("cuda") else report.machine()
 
 
 def main() -> None:

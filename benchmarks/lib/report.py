@@ -19,8 +19,12 @@ RECORDS = Path(__file__).parents[1] / "records"  # of runs that take hours: they
 OURS, THEIRS, FAINT = "#0b6e99", "#c26a3d", "#8a8f98"
 
 
-def machine() -> str:
-    """What the figures were measured on, in one line."""
+def machine(device: str = "cpu") -> str:
+    """What the figures were measured on, in one line; with the GPU if ``device`` is one."""
+    if device.startswith("cuda"):
+        import torch
+
+        return f"{torch.cuda.get_device_name(device)}; {machine()}"
     cpu = _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     memory = _first("/proc/meminfo", "MemTotal")
     gib = f", {int(memory.split()[0]) / 2**20:.0f} GiB" if memory else ""

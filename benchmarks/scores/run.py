@@ -45,8 +45,9 @@ def words(row: Row, seed: int) -> list[str]:
 def run(row: Row, seed: int, options: argparse.Namespace) -> Record:
     """Run it to its end."""
     name = f"scores-{row.name}-{seed}"
+    device = "cuda" if row.variant == "gpu" else "cpu"
     record: Record = {
-        "row": row.name, "seed": seed, "command": " ".join(words(row, seed)), "machine": report.machine(),
+        "row": row.name, "seed": seed, "command": " ".join(words(row, seed)), "machine": report.machine(device),
         "commit": commit(), "versions": {of: report.version(of) for of in VERSIONS}, "failure": "",
         "shared": options.shared or options.jobs > 1,
     }  # fmt: skip

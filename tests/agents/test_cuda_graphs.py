@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 from signal_runs import Game, Given, asks
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from apexrl.agents import AGENTS, agent_class, cuda_graphs
 from apexrl.agents.cuda_graphs import CudaGraphs, Recording
@@ -17,6 +18,46 @@ from apexrl.agents.sac import SAC
 UPDATES = 60  # two of which are measured, and so made without graphs
 RECORDABLE = [name for name in AGENTS if vars(agent_class(name)).get("recordable")]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Reads(TorchDispatchMode):
+    """Notes which memory is read that was not made meanwhile: storage -> shape of what lies there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, tuple[int, ...]] = {}
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_in((args, kwargs or {})):
+            if storage(tensor) not in self._made:
+                self.found.setdefault(storage(tensor), tuple(tensor.shape))
+        result = function(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            if storage(tensor) not in self.found:
+                self._made[storage(tensor)] = tensor  # held, so that nothing else takes its place
+        return result
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """All that are not empty, in collections and in attributes of what is ours."""
+    if isinstance(value, Tensor):
+        if value.numel():
+            yield value
+        return
+    parts: Any = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif type(value).__module__.startswith("apexrl") and hasattr(value, "__dict__"):
+        parts = vars(value).values()
+    for part in parts if depth < 6 else ():
+        yield from tensors_in(part, depth + 1)
 
 
 class Again:
@@ -31,7 +72,7 @@ class Again:
             held.copy_(new)
 
 
-def recorded_again(function: Callable[..., Any], inputs: Any) -> Recording:
+def recorded_again(function: Callable[..., Any], inputs: Any, device: torch.device) -> Recording:
     held = cuda_graphs._copied(inputs)
     outputs = cuda_graphs._copied(cuda_graphs._detached(function(*held)))
     return Recording(Again(function, held, outputs), held, outputs)  # type: ignore[arg-type]
@@ -64,6 +105,47 @@ def test_what_is_recorded_depends_on_its_inputs_alone(name: str, monkeypatch: py
     assert graphs._recordings
     torch.testing.assert_close(vectors, plain, rtol=0, atol=0)
     torch.testing.assert_close(also_said, said, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shown", ["vector", "image"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in RECORDABLE),
+        ("dueling_dqn", {"conservative_weight": 1.0}),
+        ("sac", {"normalize_observations": True, "normalize_returns": True}),
+    ],
+)
+def test_what_is_read_stays_where_it_is(
+    name: str, changes: dict[str, Any], shown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph reads its inputs, vectors that its agent tells, and else what the agent holds for ever."""
+    game = Game(name, shown, asks(name)[0], **changes)
+    agent: Any = agent_class(name)(game.spec, game.config.agent)
+    reads = Reads()
+
+    def noted(function: Callable[..., Any], inputs: Any, device: torch.device) -> Recording:
+        function(*inputs)  # what is made at first use is there from here on
+        with reads:
+            outputs = function(*inputs)
+        given = {storage(tensor) for tensor in tensors_in(inputs)}
+        reads.found = {where: shape for where, shape in reads.found.items() if where not in given}
+        return Recording(Again(function, inputs, outputs), inputs, outputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cuda_graphs, "_recorded", noted)
+    agent._graphs = CudaGraphs(agent)
+    for batch in game.batches(2):  # the first is measured
+        agent.update(agent.prepare(batch))
+    game.close()
+    agent.load(agent.weights())
+    vectors = [
+        vector
+        for network in agent.networks.values()
+        for vector in (network.parameters.vector, network.gradient, *network.target_vectors())
+    ]
+    lasting = {storage(tensor) for tensor in (*vectors, *tensors_in(agent))}
+    assert reads.found
+    assert {shape for where, shape in reads.found.items() if where not in lasting} == set()
 
 
 @CUDA

@@ -48,7 +48,7 @@ def on_terminal(program: list[str], **more: str) -> bytes:
 @pytest.mark.parametrize(
     "program",
     [
-        ["-m", "apexrl.cli", "train", "cartpole", "--help"],
+        ["-m", "apexrl", "train", "cartpole", "--help"],
         ["-m", "apexrl.cli", "doctor", str(RECORDED / "gamma-0.1")],
         ["-c", PANEL],
     ],

@@ -24,13 +24,17 @@ IMAGE = EnvSpec({"observation": Field((84, 84), "uint8")}, ActionSpec(n=2), stac
     ("agent", "spec", "settings", "device"),
     [
         ("dqn", VECTOR, {"hidden": (256, 256), "batch_size": 512}, "cuda:0"),
-        ("dqn", VECTOR, {"hidden": (256, 256), "batch_size": 64}, "cpu"),
-        ("dqn", VECTOR, {"hidden": (64, 64), "batch_size": 512}, "cpu"),
+        ("dqn", VECTOR, {"hidden": (64, 64), "batch_size": 128}, "cpu"),
+        ("dqn", VECTOR, {"hidden": (8192,), "batch_size": 128}, "cuda:0"),
+        ("iqn", VECTOR, {"hidden": (64, 64), "batch_size": 128}, "cuda:0"),  # 64 fractions of each row
+        ("r2d2", VECTOR, {"hidden": (64,)}, "cuda:0"),
         ("dqn", VECTOR, {"hidden": (64, 64), "batch_size": 64, "memory": "gru"}, "cuda:0"),
         ("dqn", IMAGE, {"batch_size": 32}, "cuda:0"),
-        ("ppo", VECTOR, {"hidden": (256, 256), "batch_size": 16}, "cpu"),  # 512 rows a gradient step, kernel by kernel
+        ("ppo", VECTOR, {"hidden": (64, 64), "batch_size": 16}, "cpu"),  # 512 rows a gradient step, kernel by kernel
         ("ppo", VECTOR, {"hidden": (1024, 1024), "batch_size": 16}, "cuda:0"),
         ("crossq", VECTOR, {}, "cuda:0"),  # 2048 units
+        ("redq", VECTOR, {"hidden": (128, 128), "critics": 2}, "cpu"),
+        ("redq", VECTOR, {"hidden": (128, 128), "critics": 10}, "cuda:0"),
     ],
 )
 def test_auto_is_a_gpu_where_networks_are_large_enough(

@@ -49,6 +49,7 @@ class CudaGraphs:
     def __init__(self, agent: Recordable) -> None:
         self._agent = agent
         self._recordings: dict[Hashable, Recording] = {}
+        self._memory: tuple[int, ...] = ()  # of the recordings
         self._failed = False
 
     def run(self, function: Callable[..., R], *inputs: Any, variant: Hashable = None) -> R:
@@ -59,13 +60,16 @@ class CudaGraphs:
             variant: tells apart what ``function`` does otherwise than by its inputs.
         """
         tensors = [*_tensors(inputs)]
-        key = (variant, tuple((tensor.shape, tensor.dtype) for tensor in tensors), self._memory())
+        if (memory := self._reads_from()) != self._memory:
+            self._recordings.clear()
+            self._memory = memory
+        key = (variant, tuple((tensor.shape, tensor.dtype) for tensor in tensors))
         found = self._recordings.get(key)
         if found is None:
             if self._failed or len(self._recordings) == MOST_GRAPHS:
                 return function(*inputs)
             try:
-                found = _recorded(function, inputs)
+                found = _recorded(function, inputs, self._agent._device)
             except RuntimeError as error:  # PyTorch has no narrower one
                 self._failed = True
                 warnings.warn(
@@ -80,7 +84,7 @@ class CudaGraphs:
         outputs: R = found.outputs
         return outputs
 
-    def _memory(self) -> tuple[int, ...]:
+    def _reads_from(self) -> tuple[int, ...]:
         """Where the agent's vectors lie: a graph reads and writes there, wherever they are later."""
         vectors = [
             vector
@@ -94,8 +98,13 @@ def cuda_graphs(agent: Recordable) -> CudaGraphs | None:
     """For an agent on CUDA whose class itself says ``recordable``; a class made of it may have other losses. None: its
     updates are made kernel by kernel, as with a memory or an encoder of one's own."""
     config = agent._config
-    able = vars(type(agent)).get("recordable", False) and not config.network and config.memory == "none"
+    able = is_recordable(type(agent)) and not config.network and config.memory == "none"
     return CudaGraphs(agent) if able and agent._device.type == "cuda" else None
+
+
+def is_recordable(agent: type) -> bool:
+    """Whether this very class says that its losses can be recorded."""
+    return bool(vars(agent).get("recordable", False))
 
 
 def run(graphs: CudaGraphs | None, function: Callable[..., R], *inputs: Any, variant: Hashable = None) -> R:
@@ -103,17 +112,19 @@ def run(graphs: CudaGraphs | None, function: Callable[..., R], *inputs: Any, var
     return function(*inputs) if graphs is None else graphs.run(function, *inputs, variant=variant)
 
 
-def _recorded(function: Callable[..., Any], inputs: Any) -> Recording:
-    held = _copied(inputs)
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP_CALLS):
-            function(*held)
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread may fetch batches meanwhile
-        outputs = function(*held)
+def _recorded(function: Callable[..., Any], inputs: Any, device: torch.device) -> Recording:
+    with torch.cuda.device(device):
+        held = _copied(inputs)
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_CALLS):
+                function(*held)
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # The outer block restores the stream where the capture fails. A thread may fetch batches meanwhile.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            outputs = function(*held)
     return Recording(graph, held, _detached(outputs))
 
 

@@ -167,19 +167,21 @@ class Deterministic(ABC):
         measured = self.updates % METRICS_PERIOD_UPDATES == 0
         moves = (self.updates + 1) % self._config.policy_period_updates == 0  # the policy
         units = diagnostics.DeadUnits(measured)
+        graphs = None if measured else self._graphs
+        if graphs is None:
+            batch = normalizer.transitions(batch)
 
-        def passes(seen: Transitions, *drawn: Tensor) -> Loss:
-            seen = seen if graphs is None else normalizer.transitions(seen)
+        def passes(batch: Transitions, *drawn: Tensor) -> Loss:
+            seen = batch if graphs is None else normalizer.transitions(batch)
             self._given = drawn
             with units:
                 found = as_returned(Loss, self.critic_loss(seen), "critic_loss")
+            self._given = ()
             critic.differentiate(found.loss)
             if moves:
                 policy.differentiate(self.policy_loss(seen))
             return found._replace(priorities=item_priorities(seen, found.priorities, self._config.priority_eta))
 
-        graphs = None if measured else self._graphs
-        batch = normalizer.transitions(batch) if graphs is None else batch
         drawn = () if graphs is None else self._draw(len(batch.weights))
         found = run(graphs, passes, batch, *drawn, variant=moves)
         priorities = as_array(found.priorities)

@@ -271,7 +271,7 @@ class DQN:
         return Loss((batch.weights * losses).mean(), errors, z)
 
     @property
-    def replayed(self) -> Callable[[Transitions], Loss] | None:
+    def by_graph(self) -> Callable[[Transitions], Loss] | None:
         """Scales and differentiates a batch by a CUDA graph; None: this agent has none."""
         graphs = self._graphs
         if graphs is None:
@@ -280,7 +280,8 @@ class DQN:
 
     def _passes(self, batch: Transitions, *drawn: Draw) -> Loss:
         self._given = list(drawn)
-        self._target.refresh()  # what is derived from parameters belongs to the graph
+        for network in (self._online, self._target):
+            network.refresh()  # what is derived from parameters belongs to the graph
         return self._differentiated(self._scaled(batch), False)
 
     def _draws(self, rows: int) -> tuple[Draw, ...]:

@@ -25,14 +25,7 @@ from apexrl.agents.sequence_steps import item_priorities
 from apexrl.agents.soft_update import CriticLoss, PolicyLoss
 from apexrl.agents.temperature import Temperature
 from apexrl.agents.trained_network import Gradients, Trained
-from apexrl.agents.transition_batch import (
-    Observation,
-    Transitions,
-    as_array,
-    on_device,
-    side_by_side,
-    to_device,
-)
+from apexrl.agents.transition_batch import Observation, Transitions, as_array, on_device, side_by_side, to_device
 from apexrl.config import AgentConfig
 from apexrl.losses import critics_loss, policy_loss, soft_target, soft_value
 from apexrl.networks.actor_critic import Critics, Policy

@@ -71,6 +71,8 @@ def gradients(
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
     units = diagnostics.DeadUnits(measured)  # of policy and critics, which the policy's loss passes through
     moves = (agent.updates + 1) % agent._config.policy_period_updates == 0  # the policy
+    graphs, scaled = None if measured else agent._graphs, agent._normalizer.transitions
+    seen = scaled(batch) if graphs is None else batch
 
     def passes(given: Any, *drawn: Tensor) -> CriticLoss:
         seen: Transitions = given if graphs is None else scaled(given)
@@ -84,8 +86,6 @@ def gradients(
             temperature.gradient(log_prob)
         return found._replace(priorities=item_priorities(seen, found.priorities, agent._config.priority_eta))
 
-    graphs, scaled = None if measured else agent._graphs, agent._normalizer.transitions
-    seen = scaled(batch) if graphs is None else batch
     found = run(graphs, passes, seen, *draw(len(seen.weights)), variant=moves)
     priorities = as_array(found.priorities)
     norm = critics.clip(agent.updates, priorities)

@@ -89,13 +89,13 @@ def gradients(agent: ValueAgent, batch: Any) -> Gradients:
     """
     statistics = agent._normalizer.groups(batch, agent.updates)
     measured = agent.updates % METRICS_PERIOD_UPDATES == 0
-    replayed: Callable[[Any], Loss] | None = getattr(agent, "replayed", None)
-    if replayed is None or measured:
+    by_graph: Callable[[Any], Loss] | None = getattr(agent, "by_graph", None)  # of an agent that has CUDA graphs
+    if by_graph is None or measured:
         batch = agent._scaled(batch)
         with diagnostics.DeadUnits(measured) as units:
             found = agent._differentiated(batch, measured)
     else:
-        found = replayed(batch)
+        found = by_graph(batch)
     priorities = as_array(found.priorities)
     norm = agent._network.clip(agent.updates, priorities)
     metrics: dict[str, float] = {}

@@ -8,6 +8,7 @@ dueling costs nothing: it is linear, so it is folded into the last layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -99,9 +100,7 @@ class ByHand:
         self._outputs = network.outputs
         self._fold: Tensor | None = None  # C, [n + 1, n]
         if network.dueling:
-            n, device = network.actions, self._layers[-1].weight.device
-            centred = torch.eye(n, device=device) - 1.0 / n
-            self._fold = torch.cat((centred, torch.ones(1, n, device=device)))
+            self._fold = _fold(network.actions, self._layers[-1].weight.device)
         self._last: tuple[Tensor, Tensor] | None = None  # the last layer's folded weight [n·N, inputs] and bias [n·N]
         self._inputs: list[Tensor] = []  # of every layer, [B, ·]
 
@@ -178,6 +177,13 @@ class ByHand:
         unfold, streams = self._fold.t(), self._fold.shape[0]
         weight = torch.mm(unfold, last.weight.view(streams, -1)).view(-1, last.weight.shape[1])
         return weight, torch.mm(unfold, last.bias.view(streams, -1)).flatten()
+
+
+@cache
+def _fold(actions: int, device: torch.device) -> Tensor:
+    """C, [n + 1, n]: the same one for ever, as CUDA graphs read it."""
+    centred = torch.eye(actions, device=device) - 1.0 / actions
+    return torch.cat((centred, torch.ones(1, actions, device=device)))
 
 
 class Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,11 +10,12 @@ from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.spec import EnvSpec
 
-LEAST_MULTIPLICATIONS = 2**24
-"""Of one pass through the layers between hidden ones, where a GPU is worth its launches: SAC's 256 rows and 256·256
-weights, which an H200 learns from in the time of 30 launches by a graph (``benchmarks/agents/run.py updates``)."""
-WITHOUT_GRAPHS = 4
-"""So many times as much where every kernel is launched by itself."""
+LEAST_MULTIPLICATIONS = 2**22
+"""Of a forward pass of a gradient step, from which a GPU is likely worth its launches (ours, an estimate: an H200 makes
+1081 updates a second of SAC by graphs, 2^24 of them in the policy; AMD's cores 253 of a quarter of that, beside other
+work)."""
+WITHOUT_GRAPHS = 8
+"""So many times as much where the host launches every kernel by itself (ours: SAC takes six times as long then)."""
 
 
 def agent_on_device(config: Config, spec: EnvSpec, place: int, seed: int) -> tuple[Any, str]:
@@ -60,25 +62,31 @@ def choice_told(config: Config, device: str) -> str:
 
 
 def gpu_pays(config: Config, spec: EnvSpec) -> bool:
-    """Whether a GPU is likely to learn faster than one core: from images, with encoders or agents of one's own, with a
-    memory, or by hidden layers of ``LEAST_MULTIPLICATIONS`` a gradient step."""
+    """Whether a GPU is likely to learn faster than one core: images, sequences, encoders and agents of one's own, or
+    hidden layers of ``LEAST_MULTIPLICATIONS`` a gradient step."""
     from apexrl.agents import AGENTS, agent_class
+    from apexrl.agents.cuda_graphs import is_recordable
     from apexrl.networks.encoders import sees_image
 
     agent = config.agent
-    if agent.network or agent.memory != "none" or agent.agent not in AGENTS:
+    if agent.network or agent.memory != "none" or agent.agent not in AGENTS or AGENTS[agent.agent].item == "sequence":
         return True
     if any(sees_image(spec, name) or spec.varies(name) for name in spec.observation):
         return True
     rows = config.learner.batch_size
-    match AGENTS[agent.agent].item:
-        case "unroll":
-            rows = rows * agent.unroll_length // agent.minibatches
-        case "sequence":
-            rows *= agent.sequence_length
-    most = max(sum(a * b for a, b in pairwise(hidden)) for hidden in (agent.hidden, agent.critic_hidden))
-    graphs = "recordable" in vars(agent_class(agent.agent))
+    if AGENTS[agent.agent].item == "unroll":
+        rows = rows * agent.unroll_length // agent.minibatches
+    if agent.distribution == "implicit_quantile":
+        rows *= agent.quantile_samples
+    critics = agent.critic_hidden or agent.hidden
+    most = max(_multiplications(agent.hidden), agent.critics * _multiplications(critics))
+    graphs = is_recordable(agent_class(agent.agent))
     return rows * most >= LEAST_MULTIPLICATIONS * (1 if graphs else WITHOUT_GRAPHS)
+
+
+def _multiplications(hidden: Sequence[int]) -> int:
+    """Of one row, with as many inputs as units in the first layer."""
+    return sum(a * b for a, b in pairwise((*hidden[:1], *hidden)))
 
 
 def torch_device(name: str, place: int = 0) -> str:
