@@ -189,9 +189,10 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
-def test_a2c_begins_with_small_steps_in_boxes_of_vectors() -> None:
+@pytest.mark.parametrize(("agent", "topology"), [("a2c", "a3c"), ("appo", "impala"), ("appo", "sample_factory")])
+def test_begins_with_small_steps_in_boxes_of_vectors(agent: str, topology: str) -> None:
     found = {
-        (kind, seen): default_settings.default_settings("a2c", "a3c", facts(kind, seen))["optimizer"]
+        (kind, seen): default_settings.default_settings(agent, topology, facts(kind, seen))["optimizer"]
         for kind, seen in [("box", "vector"), ("box", "image"), ("discrete", "vector")]
     }
     assert found == {("box", "vector"): "radam", ("box", "image"): "adam", ("discrete", "vector"): "adam"}

@@ -248,16 +248,12 @@ _UNROLLS_BOXES: Settings = {
     "pink_noise": True,
     "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
 }
+# RAdam's first hundreds of steps are small: with Adam's, it stood still in MountainCarContinuous before the goal.
+_SMALL_FIRST_STEPS: Settings = {"optimizer": "radam", "second_moment_decay": 0.997}
 _UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
     # With 128 steps an update, HalfCheetah had not begun to run after 100,000 steps in 3 of 3 seeds; it had with 32.
-    # RAdam's first hundreds of steps are small: with Adam's, it stood still in MountainCarContinuous before the goal.
-    "a2c": {
-        "unroll_length": 8,
-        "batch_size": 4,
-        "envs_per_actor": 4,
-        "optimizer": "radam",
-        "second_moment_decay": 0.997,
-    },
+    "a2c": _SMALL_FIRST_STEPS | {"unroll_length": 8, "batch_size": 4, "envs_per_actor": 4},
+    "appo": _SMALL_FIRST_STEPS,
 }
 
 # --- Q-learning from unrolls: pqn
