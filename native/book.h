@@ -242,6 +242,7 @@ class Book {
       news_[i].word = SlotWord::unpack(meta.word.load(std::memory_order_acquire));  // before the count
       news_[i].count = meta.count.load(std::memory_order_acquire);
     }
+    const int64_t now = now_ns();
     for (size_t i = 0; i < held.size(); ++i) {
       const uint32_t s = held[i];
       const SlotWord word = news_[i].word;
@@ -251,7 +252,7 @@ class Book {
         throw DamagedState();  // take_over() leaves it out
       }
       if (news_[i].count <= view_.geometry().chunk) {
-        store.absorb(s, news_[i].count);
+        store.absorb(s, news_[i].count, now);
       } else {
         damaged();
       }

@@ -122,22 +122,23 @@ inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk,
   const Geometry& g = view.geometry();
   const double* staged = view.staged(slot) + chunk.first;
   uint32_t cell = 0, first_cell = 0;
-  const auto put = [&](uint32_t r, bool starts) {  // row r of the chunk, in which an item starts or none
-    const StepHead& row = view.head(slot, chunk.first + r);
-    StepHead head{row.reward, flags_of(row), row.age, 0};
-    head.flags = uint8_t(starts ? head.flags | kItem : head.flags & ~kItem);
-    if (starts && g.cells > 0) {
-      if (cell == 0) first_cell = std::min<uint32_t>(cell_of(row), g.cells - std::min(g.cells, chunk.cells));
+  const uint8_t* row = view.record(slot, chunk.first);
+  const size_t record = g.record, behind = g.behind, cells = g.cells;  // stores to `out` cannot change them
+  const auto put = [&](bool starts) {  // the next row, in which an item starts or none
+    const StepHead& here = *reinterpret_cast<const StepHead*>(row);
+    StepHead head{here.reward, uint8_t((flags_of(here) & ~kItem) | (starts ? kItem : 0)), here.age, 0};
+    if (starts && cells > 0) {
+      if (cell == 0) first_cell = uint32_t(std::min<size_t>(cell_of(here), cells - std::min<size_t>(cells, chunk.cells)));
       head.cell = uint16_t(cell++);
     }
     if (head.flags & kAbsent) head = StepHead{0.0f, kAbsent, 0, 0};  // none begins there
-    std::memcpy(out + size_t(r) * sizeof head, &head, sizeof head);
+    std::memcpy(out, &head, sizeof head);
+    row += record;
+    out += sizeof head;
   };
-  const uint32_t after = g.behind + chunk.positions;
-  for (uint32_t r = 0; r < g.behind; ++r) put(r, false);
-  for (uint32_t r = g.behind; r < after; ++r) put(r, staged[r - g.behind] >= 0.0);
-  for (uint32_t r = after; r < chunk.rows; ++r) put(r, false);
-  out += size_t(chunk.rows) * sizeof(StepHead);
+  for (size_t r = 0; r < behind; ++r) put(false);
+  for (uint32_t p = 0; p < chunk.positions; ++p) put(staged[p] >= 0.0);
+  for (size_t r = behind + chunk.positions; r < chunk.rows; ++r) put(false);
   for (uint32_t p = 0; p < chunk.positions; ++p, out += sizeof(double)) {
     const double value = staged[p] >= 0.0 ? staged[p] : -1.0;
     std::memcpy(out, &value, sizeof value);

@@ -50,6 +50,8 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
   constexpr uint8_t kKnown = kTerminated | kTruncated | kFinal | kStart | kItem | kAbsent, kEnd = kTerminated | kTruncated;
   for (uint32_t r = 0; r < c.rows; ++r) {
     const StepHead last = before, now = before = head(r);
+    const bool within = ((now.flags & ~(kItem | kStart)) | (last.flags & ~(kItem | kStart))) == 0 && r > 0;
+    if (within && now.age == std::min(last.age + 1, 255) && std::isfinite(now.reward)) continue;  // as most are
     if (now.flags & ~kKnown) return "a step has unknown flags";
     if (!std::isfinite(now.reward)) return "a reward is NaN or infinite";
     if (now.flags & kAbsent) {
@@ -65,10 +67,16 @@ inline const char* flaw_of(const View& view, const ChunkHead& c, const uint8_t* 
     }
   }
   uint32_t items = 0;
+  const bool plain = g.kind == Kind::transition && g.cells == 0;
+  const uint64_t behind = g.behind, n_step = g.n_step;
   for (uint32_t p = 0; p < c.positions; ++p) {
     double value;
     std::memcpy(&value, body + size_t(c.rows) * sizeof(StepHead) + p * sizeof value, sizeof value);
-    const StepHead now = head(g.behind + p);
+    const StepHead now = head(uint32_t(behind + p));
+    if (plain && (now.flags & (kItem | kFinal)) == kItem && value >= least && value <= 1e300 && behind + p + n_step < c.rows) {
+      ++items;
+      continue;  // as most are
+    }
     const bool item = now.flags & kItem;
     if (item ? !(value >= least && value <= 1e300) : value != -1.0) return "a priority is out of range";
     if (!item) {
@@ -213,13 +221,17 @@ class Inbox {
     }
     const uint32_t slot = uint32_t(s.slot), at = uint32_t(here - s.base);  // our first position
     uint32_t n = std::min(c.positions - from, g.chunk - at), items = 0;
-    for (uint32_t k = 0; k < n; ++k) {
-      if (!(staged_of(c, body, from + k) >= 0.0)) continue;
-      if (g.cells > 0 && s.cells + items == g.cells) {
-        n = k;
-        break;
+    if (g.cells == 0) {
+      for (uint32_t k = 0; k < n; ++k) items += staged_of(c, body, from + k) >= 0.0;
+    } else {
+      for (uint32_t k = 0; k < n; ++k) {
+        if (!(staged_of(c, body, from + k) >= 0.0)) continue;
+        if (s.cells + items == g.cells) {
+          n = k;
+          break;
+        }
+        ++items;
       }
-      ++items;
     }
     if (n == 0) {  // its cells are used up
       close(i);
@@ -227,12 +239,10 @@ class Inbox {
     }
     if (!write_rows(s, c, body, from, n, before)) return -1;
     double* staged = view_.staged(slot);
-    double largest = 0.0;
-    for (uint32_t p = s.count; p < at; ++p) staged[p] = -1.0;  // positions that are no items, or never came
-    for (uint32_t k = 0; k < n; ++k) {
-      staged[at + k] = staged_of(c, body, from + k);
-      largest = std::max(largest, staged[at + k]);
-    }
+    std::fill(staged + s.count, staged + at, -1.0);  // positions that are no items, or never came
+    std::memcpy(staged + at, body + size_t(c.rows) * sizeof(StepHead) + size_t(from) * sizeof(double), n * sizeof(double));
+    double largest[4] = {};  // as many that do not wait for one another
+    for (uint32_t k = 0; k < n; ++k) largest[k % 4] = std::max(largest[k % 4], staged[at + k]);
     const bool last = from + n == c.positions;
     entry.progress = last ? (sequence + 1) << 16 : sequence << 16 | (from + n);
     entry.next_item += before + items;
@@ -241,7 +251,7 @@ class Inbox {
     receipts_.announce(view_, slot, at + n, entry);
     lease_.publish_slot(slot, at + n, items);
     receipts_.enter();
-    raise_max_priority(view_.header(), largest);
+    raise_max_priority(view_.header(), std::max(std::max(largest[0], largest[1]), std::max(largest[2], largest[3])));
     s.count = at + n;
     s.cells += items;
     if (s.count == g.chunk) close(i);
@@ -294,13 +304,16 @@ class Inbox {
         blocks_.write(slot, uint32_t(int64_t(r) + shift), column, s.end, value, bytes);
       });
     }
-    for (uint32_t r = std::min(row, fresh); r < end; ++r) {
+    const uint64_t cells = g.cells, record = g.record;  // stores below cannot change them
+    uint8_t* out = view_.record(slot, std::min(row, fresh));
+    const uint8_t* in_at = body + size_t(int64_t(std::min(row, fresh)) - shift) * sizeof(StepHead);
+    for (uint32_t r = std::min(row, fresh); r < end; ++r, out += record, in_at += sizeof(StepHead)) {
       StepHead in;
-      std::memcpy(&in, body + size_t(int64_t(r) - shift) * sizeof in, sizeof in);
+      std::memcpy(&in, in_at, sizeof in);
       const bool starts = r >= row && r < row + n;
       if (!starts) in.flags &= uint8_t(~kItem);
-      in.cell = starts && (in.flags & kItem) && g.cells > 0 ? uint16_t(s.cells + in.cell - before) : 0;
-      StepHead& head = view_.head(slot, r);
+      in.cell = starts && (in.flags & kItem) && cells > 0 ? uint16_t(s.cells + in.cell - before) : 0;
+      StepHead& head = *reinterpret_cast<StepHead*>(out);
       if (r >= fresh) {
         head = in;
       } else if (r >= row) {  // windows of published items read its reward and its ends meanwhile

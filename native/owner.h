@@ -223,8 +223,7 @@ class Owner {
   // False: it has yielded.
   bool snapshot(Snapshot& all, const Snapshot* since = nullptr) {
     std::lock_guard guard(mutex_);
-    if (yielded() || !drain()) return false;
-    header().provisional.store(0, std::memory_order_relaxed);
+    if (!stays()) return false;
     all.begin(view_, book_, since);
     all.batches = batches_;
     all.rng = {draws_.rng, book_.store.removal_rng};
@@ -284,7 +283,12 @@ class Owner {
   }
   // Takes in what is new, to go on as the owner for more than eviction. False: it has yielded.
   bool stays() {
-    if (yielded() || !drain()) return false;
+    if (yielded()) return false;
+    const bool well = change_state([this] {
+      book_.drain();
+      if (book_.store.feeds_host()) book_.store.feed_sampler(book_.filled());  // items are to be had by their keys
+    });
+    if (!well) return false;
     header().provisional.store(0, std::memory_order_relaxed);
     return true;
   }

@@ -129,7 +129,10 @@ class Store {
   }
   void feed_sampler(const std::vector<uint32_t>& filled) {
     outbox_.reset();
-    for (const uint32_t s : filled) requeue(s);
+    for (const uint32_t s : filled) {
+      for (uint32_t p = 0; p < slots[s].visible; ++p) view_.leaves(s)[p] = view_.staged(s)[p] >= 0.0 ? 0.0 : kNoItem;
+      requeue(s);
+    }
   }
 
   // fifo: the next chunk for another host, of at most `most` bytes where one item does not need more; false: nothing is
@@ -218,7 +221,7 @@ class Store {
         const bool item = staged[p] >= 0.0;
         mine.items += item && p >= consumed;
         if (!item) leaves[p] = kNoItem;
-        if (item && !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority)) leaves[p] = 0.0;
+        if (item && (g.sampler == Sampler::fifo || !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority))) leaves[p] = 0.0;
         if (removal_) removal_->set(size_t(s) * g.leaves + p, priority_at(s, p));
         if (decay_.active() && item) {
           double& youth = view_.youths(s)[p];
@@ -264,8 +267,8 @@ class Store {
 
   // --- new items
 
-  // Positions [visible, count) of a slot that its worker has published.
-  void absorb(uint32_t s, uint32_t count) {
+  // Positions [visible, count) of a slot that its worker has published, at the time `now`.
+  void absorb(uint32_t s, uint32_t count, int64_t now) {
     SlotView& mine = slots[s];
     if (count <= mine.visible) return;
     const Geometry& g = view_.geometry();
@@ -274,7 +277,16 @@ class Store {
     const bool fifo = g.sampler == Sampler::fifo, ages = decay_.active();  // stores below cannot change them
     uint32_t items = 0;
     APEXRL_POINT();
-    for (uint32_t p = mine.visible; p < count; ++p) {
+    if (outbox_) {  // nobody asks for its items by key: their leaves are not read
+      for (uint32_t p = mine.visible; p < count; ++p) items += staged[p] >= 0.0;
+    } else if (!fifo && !ages && !followed_) {
+      for (uint32_t p = mine.visible; p < count; ++p) {
+        const bool item = staged[p] >= 0.0;
+        leaves[p] = item ? std::min(staged[p], kLargestPriority) : kNoItem;
+        items += item;
+      }
+      tree.touch(size_t(s) * g.leaves + mine.visible, size_t(s) * g.leaves + count);
+    } else for (uint32_t p = mine.visible; p < count; ++p) {
       const double value = std::min(staged[p], kLargestPriority);
       if (!(value >= 0.0)) {
         leaves[p] = kNoItem;
@@ -293,7 +305,7 @@ class Store {
       ++items;
     }
     if (fifo && !outbox_) queue_.push(view_, s, mine.visible, count);
-    if (fifo && outbox_ && items > 0) outbox_->add(s, now_ns());
+    if (fifo && outbox_ && items > 0) outbox_->add(s, now);
     if (episodes) episodes->take_in(slots, s, mine.visible, count, view_.meta(s).order.load(std::memory_order_relaxed));
     mine.visible = count;
     mine.items += items;
@@ -355,11 +367,12 @@ class Store {
     APEXRL_POINT();
     SlotView& mine = slots[s];
     items_ -= mine.items;
-    for (uint32_t p = 0; p < mine.visible && g.sampler != Sampler::fifo; ++p) {
-      const size_t leaf = size_t(s) * g.leaves + p;
-      tree.set(leaf, 0.0);
-      if (followed_) follow(leaf, kNoItem);
+    const size_t leaf = size_t(s) * g.leaves;
+    if (g.sampler != Sampler::fifo) {
+      std::fill_n(view_.leaves(s), mine.visible, 0.0);
+      tree.touch(leaf, leaf + mine.visible);
     }
+    for (uint32_t p = 0; p < mine.visible && followed_; ++p) follow(leaf + p, kNoItem);
     mine.visible = mine.items = 0;
     mine.order = 0;
     free.push_back(s);

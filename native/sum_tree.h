@@ -71,6 +71,10 @@ class SumTree {
     const uint32_t parent = uint32_t(i / kFan);
     if (dirty_[0].empty() || dirty_[0].back() != parent) dirty_[0].push_back(parent);
   }
+  // Leaves [from, to), which the caller has changed.
+  void touch(size_t from, size_t to) {
+    for (size_t i = from; i < to; i = (i / kFan + 1) * kFan) touch(i);
+  }
 
   void propagate() {
     const double* below = leaves_;

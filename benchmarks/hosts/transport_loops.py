@@ -31,6 +31,8 @@ READ_BYTES = 8 << 20
 """Asked for at a time by both receivers."""
 SOCKET_BYTES = 1 << 20
 """Taken from the socket at a time by both receivers; redis-py's own default is 64 KB, and slower."""
+WINDOW_BYTES = 64 << 20
+"""That may wait to be committed; the default of ``--window-mb``."""
 PATIENCE = 120.0
 
 
@@ -119,11 +121,20 @@ def whole_send(task: Task, pipe: Connection) -> None:
                 writer.append(step)
         sender = _sender(task)
         sender.step(1.0)
+        _use_memory(task.frame_bytes)
         expected = int(source.core.native.counters()["inserted"])  # len() would take them in before the clock runs
         _begin(pipe, expected)
         _send_all(sender, _taken(taker, task.frame_bytes))
         if sender.committed_items != expected:
             raise RuntimeError(f"{sender.committed_items} of {expected} items were committed")
+
+
+def _use_memory(frame_bytes: int) -> None:
+    """As much as may wait to be committed. An uplink that has run for a while has used it, and keeps it; the raw loop
+    has made its frames before the clock runs."""
+    keep_memory()
+    frames = [b"." * frame_bytes for _ in range(WINDOW_BYTES // frame_bytes)]
+    del frames
 
 
 def _taken(source: ChunkSource, most_bytes: int) -> Iterator[tuple[ChunkHeads, bytes]]:
@@ -220,7 +231,7 @@ def _schema(task: Task) -> bytes:
 def _sender(task: Task) -> ExperienceSender:
     return ExperienceSender(
         Server(task.url), RunKeys("transport"), run_id=RUN_ID, member=MEMBER, generation=1, schema=_schema(task),
-        window_bytes=64 << 20,
+        window_bytes=WINDOW_BYTES,
     )  # fmt: skip
 
 

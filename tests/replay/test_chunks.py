@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -245,6 +246,44 @@ def test_more_streams_than_were_said_take_turns():
             sequence, item, offset = sequence + 1, item + head.items, offset + head.nbytes
     sink.close()
     assert len(everything("transition", there)) == item > 500
+
+
+def take_and_die(here, most, taken):
+    taken.put(ChunkSource(here).take(most, 0.0)[0].items())
+
+
+@pytest.mark.parametrize("owner", ["same", "successor"])
+def test_what_waits_for_another_host_can_be_read_saved_and_sampled(owner, tmp_path):
+    here, source, *_ = pair("transition", 4096)
+    twin = Replay(8192, fields("transition"), sampler="fifo", streams=2, **KINDS["transition"])
+    simulator = Simulator(2, 3, "transition")
+    with here.writer(streams=2) as writer, twin.writer(streams=2) as twin_writer:
+        for number in range(3100):  # slots are used again, with final observations, which are no items, in other places
+            steps = simulator.step()
+            writer.append(steps)
+            twin_writer.append(steps)
+            if number < 3000:
+                source.take(2**20, 60.0)
+    source.take(20_000, 60.0)
+    if owner == "successor":
+        here.core.native.disown()
+        context = multiprocessing.get_context("spawn")
+        answer = context.SimpleQueue()
+        process = context.Process(target=take_and_die, args=(here, 10_000, answer))
+        process.start()
+        assert answer.get() > 0
+        process.join()
+    expected = everything("transition", twin)
+    keys = here.keys()
+    numbers = here.read(keys).data["number"].tolist()
+    assert len(numbers) == len(keys) == len(here) > 50
+    assert expected.keys() >= set(numbers)
+    here.save(tmp_path / "saved")
+    for replay in (Replay.load(tmp_path / "saved"), here):
+        found = everything("transition", replay)
+        assert list(found) == numbers
+        assert all(expected[number] == value for number, value in found.items())
+        replay.close()
 
 
 def test_a_slot_being_written_waits_for_more():

@@ -168,6 +168,11 @@ class ReplayCore:
         self.writers.add(writer)
         self._process_writers.add(writer)
 
+    def drop_writer(self, writer: Writer) -> None:
+        """Ask a writer that was closed for nothing any more."""
+        self.writers.discard(writer)
+        self._process_writers.discard(writer)
+
     def publish_local(self) -> None:
         """Publish what was appended in this process through any handle, so that it can be sampled at once."""
         if not self._process_writers:

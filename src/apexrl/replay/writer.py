@@ -201,6 +201,7 @@ class Writer:
                         self._publish()
                 finally:
                     self._native.release()
+        self._core.drop_writer(self)
 
     def stop_waiting(self) -> None:
         """Make a call that waits in another thread raise ClosedError."""

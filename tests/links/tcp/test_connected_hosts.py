@@ -16,109 +16,21 @@ from apexrl.launch.lease_keeper import LeaseKeeper
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.inference import InferenceLink
 from apexrl.links.tcp import connected_hosts
-from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Record, Report, send
+from apexrl.links.tcp.gateway_messages import MOST_EPISODES, MOST_TEXT, MOST_TEXTS, Beat, Orders, Record, Report, send
 from apexrl.links.tcp.gateway_server import Gateway
 from apexrl.links.tcp.handshake import RefusedError, UnreachableError
 from apexrl.links.tcp.host_connection import HostConnection
 from apexrl.links.tcp.inference_desk import InferenceDesk
 from apexrl.links.tcp.remote_inference import RemoteInference
-from apexrl.links.tcp.slot_leases import LEASE_BITS, SlotLeases
 from apexrl.run.env_changes import EnvChange, encoded
 from apexrl.run.status import RunStatus
 from free_ports import free_port
 from numbered_requests import REPLY, REQUEST
 
 
-def link(workers: int = 5) -> InferenceLink:
-    return InferenceLink(REQUEST, REPLY, workers, SPLITS)
-
-
-class Time:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Time:
-    return Time()
-
-
-def leases(over: InferenceLink, clock: Time) -> SlotLeases:
-    desk = InferenceDesk(over, 2)
-    return SlotLeases(desk.slots, desk.known_leases(), seconds=10.0, clock=clock)
-
-
-def members(leases: SlotLeases) -> set[str]:
-    """Who has slots now."""
-    return {holder.member for slot in leases._slots if (holder := leases._holder(slot)) is not None}
-
-
-def test_slots_are_leased_lowest_first_and_come_back_with_silence_or_a_goodbye(clock: Time) -> None:
-    some = leases(link(), clock)
-    assert some.take("a", 2) == [(2, 1), (3, 1)]
-    with pytest.raises(ExhaustedError, match="3 slots for workers of other hosts and 1 free, 2 wanted"):
-        some.take("b", 2)
-    assert some.take("b", 1) == [(4, 1)]
-    clock.now = 9.0
-    assert some.renew("a") == [2, 3]
-    clock.now = 11.0  # of b nothing was heard
-    assert members(some) == {"a"}
-    assert some.take("c", 1) == [(4, 2)]
-    assert some.keep("b", [(4, 1)]) == []
-    some.leave("a")
-    assert some.take("d", 2) == [(2, 2), (3, 2)]
-
-
-def test_a_host_that_was_away_keeps_what_nobody_took(clock: Time) -> None:
-    some = leases(link(), clock)
-    held = some.take("a", 3)
-    clock.now = 20.0
-    assert some.take("b", 1) == [(2, 2)]
-    assert some.keep("a", held) == [(3, 1), (4, 1)]
-    assert some.renew("a") == [3, 4]
-    some.leave("b")
-    assert some.keep("a", held) == [(3, 1), (4, 1)]  # b has worked in slot 2 since
-
-
-def test_a_worker_that_comes_before_its_host_takes_its_slot_again_and_another_cannot(clock: Time) -> None:
-    some = leases(link(), clock)
-    some.enter("a", 3, 7)
-    assert members(some) == {"a"}
-    with pytest.raises(LinkError, match="slot 3 has gone to another host"):
-        some.enter("b", 3, 9)
-    assert some.take("b", 2) == [(2, 1), (4, 1)]
-    clock.now = 30.0
-    assert some.take("c", 3)[1] == (3, 8)
-    for slot in (1, 5):
-        with pytest.raises(LinkError, match=f"no worker {slot}: other hosts have the slots 2 to 4"):
-            some.enter("a", slot, 1)
-
-
-def test_what_a_killed_gateway_had_leased_stands_in_the_link(clock: Time) -> None:
-    memory = link()
-    memory.worker(3, (6 << LEASE_BITS) + 5).room(1)
-    end = memory.worker(3, (6 << LEASE_BITS) + 5)
-    assert end.room(1) is not None
-    end.ask(1, 0.0)
-    some = leases(memory, clock)
-    assert some.take("a", 2) == [(2, 1), (4, 1)]  # the host of slot 3 has a while to come back
-    with pytest.raises(ExhaustedError, match="0 free"):
-        some.take("b", 1)
-    clock.now = 9.0
-    some.renew("a")
-    clock.now = 10.0
-    assert some.take("b", 1) == [(3, 7)]
-    back = leases(memory, clock)
-    assert back.keep("c", [(3, 6)]) == [(3, 6)]
-    back.leave("c")
-    assert back.take("d", 3) == [(2, 1), (3, 7), (4, 1)]
-
-
 class Place:
     def __init__(self, **changes: Any) -> None:
-        self.link, self.told = link(), []
+        self.link, self.told = InferenceLink(REQUEST, REPLY, 5, SPLITS), []
         self.settings = {"record": RECORD, "lease_seconds": 5.0, **changes}
         self.gateway = self.open(free_port())
 
@@ -361,6 +273,47 @@ def test_hosts_find_a_gateway_that_comes_again_and_have_their_slots(place: Place
     assert first.beat().lost is False
     for host in (first, late, second):
         host.leave()
+
+
+def test_a_beat_that_a_gateway_counted_before_it_was_killed_is_not_counted_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = connected_hosts.send
+
+    def answers_nothing(peer: socket.socket, message: Any) -> None:
+        if isinstance(message, Orders):
+            raise ConnectionResetError("it is dead")
+        real(peer, message)
+
+    host = place.host()
+    host.connect()
+    host.join(2)
+    host.beat([0.0], [5])
+    for taken in (True, False):  # killed after it was counted and before it was answered, or before either
+        place.gateway.news()
+        monkeypatch.setattr(connected_hosts, "send", answers_nothing)
+        with pytest.raises(UnreachableError):
+            host.beat([1.0], [10], [("warning", "died")], {"env_steps": 10})
+        if taken:
+            assert place.gateway.news()[:3] == ({"env_steps": 10}, [1.0], [10])
+        monkeypatch.setattr(connected_hosts, "send", real)
+        place.again()
+        place.told.clear()
+        host.connect(RECORD.run_id)
+        host.beat([1.0], [10], [("warning", "died")], {"env_steps": 10}, again=True)
+        assert place.gateway.news()[:3] == (({}, [], []) if taken else ({"env_steps": 10}, [1.0], [10]))
+        assert ("there:42: died" in place.told) is not taken
+        host.beat([2.0], [20])
+        assert place.gateway.news().returns == [2.0]
+    host.leave()
+    other = place.host()  # in the same slots, with numbers of its own
+    other.connect()
+    other.join(2)
+    place.again()
+    other.connect(RECORD.run_id)
+    other.beat([3.0], [30])
+    assert place.gateway.news().returns == [3.0]
+    other.leave()
 
 
 def test_a_gateway_of_another_run_sends_hosts_away(place: Place) -> None:

@@ -388,8 +388,11 @@ def test_over_tls_with_a_pinned_certificate(open_: Callable[..., Any], tmp_path:
 def test_what_a_killed_gateway_had_leased_stands_in_the_link() -> None:
     link = GradientLink(ParameterSlices(SIZES, PLACES, 1), 4)
     link.leases[2] = 6
+    link.beats[3] = 7
     copy: GradientLink = pickle.loads(pickle.dumps(link))
-    assert ParameterDesk(copy, ShardedParameters(link.shards), 1).known_leases() == {1: 0, 2: 6, 3: 0}
+    desk = ParameterDesk(copy, ShardedParameters(link.shards), 1)
+    assert desk.known_leases() == {1: 0, 2: 6, 3: 0}
+    assert desk.beats.tolist() == [0, 0, 0, 7]
 
 
 def test_no_thread_is_left(open_: Callable[..., Any]) -> None:

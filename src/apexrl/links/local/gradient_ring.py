@@ -66,7 +66,7 @@ class GradientLink:
                 self._rings[-1].append(end)
                 end += 2 * _LINE + capacity * nbytes
         self._leases = end
-        self._segment = Segment(end + 8 * senders)
+        self._segment = Segment(end + 2 * 8 * senders)
 
     @property
     def leases(self) -> NDArray[np.int64]:
@@ -74,6 +74,11 @@ class GradientLink:
         successor of a gateway that was killed."""
         leases: NDArray[np.int64] = self._segment.array()[self._leases :][: 8 * self.senders].view(np.int64)
         return leases
+
+    @property
+    def beats(self) -> NDArray[np.int64]:
+        """[senders], writable, of other hosts' slots, for the same."""
+        return self._segment.array()[self._leases + 8 * self.senders :][: 8 * self.senders].view(np.int64)
 
     def sender(self, slot: int) -> GradientSender:
         """For the sender in ``slot``, in one process at a time."""

@@ -8,7 +8,7 @@ The memory:
 
     bell of each server | serving [servers] | bell of each worker | here [workers] | asked [groups] | answered [groups]
     (words of 4 bytes)
-    generation [2, groups] | asked_at [2, groups]
+    generation [2, groups] | asked_at [2, groups] | beats [workers]
     request columns [2, environments, ...] | reply columns [2, environments, ...]
 
 ``asked`` counts a group's requests; only its worker writes it. ``answered`` is the number of the last answered request;
@@ -90,7 +90,7 @@ class InferenceLink:
         self.worker_bells = [self._take(4) for _ in range(workers)]
         self.here = self._take(4 * workers)
         self.asked, self.answered = self._take(4 * self.groups), self._take(4 * self.groups)
-        heads = [self._take(2 * 8 * self.groups) for _ in range(2)]
+        heads, beats = [self._take(2 * 8 * self.groups) for _ in range(2)], self._take(8 * workers)
         columns = [
             {name: self._take(2 * self.envs * field.nbytes) for name, field in fields.items()}
             for fields in (self.request, self.reply)
@@ -102,6 +102,8 @@ class InferenceLink:
         self.answered_words = self._over((self.groups,), "uint32", self.answered)
         self.generations = self._over((2, self.groups), "int64", heads[0])
         self.asked_at = self._over((2, self.groups), "float64", heads[1])
+        self.beats = self._over((workers,), "int64", beats)
+        """Of other hosts' slots, for the successor of a gateway that was killed."""
         self.request_columns, self.reply_columns = (
             {
                 name: self._over((2 * self.envs, *field.shape), field.dtype, offsets[name])

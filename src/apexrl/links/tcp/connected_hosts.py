@@ -46,10 +46,15 @@ class HostNews(NamedTuple):
 
 
 class HostCounts:
-    """News of other hosts that were not taken yet. Thread-safe."""
+    """News of other hosts that were not taken yet. Thread-safe.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        leases: of the hosts' slots; they remember which beats were taken, and must not count again after this gateway.
+    """
+
+    def __init__(self, leases: SlotLeases) -> None:
+        self._lock, self._leases = threading.Lock(), leases
+        self._beats: dict[str, int] = {}  # member -> its newest
         self._counts: Counter[str] = Counter()
         self._returns: list[float] = []
         self._lengths: list[int] = []
@@ -61,9 +66,10 @@ class HostCounts:
         with self._lock:
             self._counts["env_steps"] += steps
 
-    def add(self, beat: Beat) -> None:
+    def add(self, member: str, beat: Beat) -> None:
         """Add what a host tells."""
         with self._lock:
+            self._beats[member] = beat.number
             self._counts.update({str(name): n for name, n in beat.counts.items()})
             self._returns = (self._returns + beat.returns)[-_MOST_EPISODES:]
             self._lengths = (self._lengths + beat.lengths)[-_MOST_EPISODES:]
@@ -75,9 +81,12 @@ class HostCounts:
     def take(self) -> HostNews:
         """Since the last call."""
         with self._lock:
+            for member, number in self._beats.items():
+                self._leases.note(member, number)
             counts = {name: n for name, n in self._counts.items() if n}
             news = HostNews(counts, self._returns, self._lengths, [*self._reports.values()], self._metrics.take())
             self._counts, self._returns, self._lengths, self._reports = Counter(), [], [], {}
+            self._beats = {}
             return news
 
 
@@ -217,12 +226,13 @@ class ConnectedHosts:
         if len(beat.returns) != len(beat.lengths):
             raise FrameError("a beat has as many returns as lengths of episodes")
         with self._lock:
-            fresh = beat.number > self._numbers.get(member, 0)
-            self._numbers[member] = max(beat.number, self._numbers.get(member, 0))
+            last = self._numbers.get(member) or self._leases.noted(member)
+            fresh = beat.number > last
+            self._numbers[member] = max(beat.number, last)
             self._restarts[member] = beat.restarts
             finished = self._finished
         if fresh:
-            self._news.add(beat)
+            self._news.add(member, beat)
             for level, text in beat.texts:
                 self._tell(f"{name}: {_plain(text)}", level)
         mine = self._leases.renew(member)

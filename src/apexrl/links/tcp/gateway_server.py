@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from apexrl.errors import FrameError, LinkError
 from apexrl.links.tcp import frames
 from apexrl.links.tcp.connected_hosts import ConnectedHosts, HostCounts, HostNews, Tell
@@ -60,6 +63,8 @@ class Desk(Protocol):
     """Of workers of other hosts."""
     schema: bytes
     """A digest of what travels, which both sides must share."""
+    beats: NDArray[np.int64]
+    """As ``SlotLeases`` has it."""
 
     def known_leases(self) -> dict[int, int]:
         """Slot -> generation of its newest lease, as far as memory tells that outlives a gateway."""
@@ -106,8 +111,8 @@ class Gateway:
         self._open: dict[int, _Connection] = {}  # slot -> its newest connection
         self._greetings = HandshakeLimits(tell)
         self._accepted = 0
-        self._news = HostCounts()
-        self._leases = SlotLeases(desk.slots, desk.known_leases(), lease_seconds)
+        self._leases = SlotLeases(desk.slots, desk.known_leases(), desk.beats, lease_seconds)
+        self._news = HostCounts(self._leases)
         self.members = ConnectedHosts(record, self._leases, self._news, tell)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=128, reuse_port=shared_port)

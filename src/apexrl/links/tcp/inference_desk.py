@@ -27,6 +27,7 @@ class InferenceDesk:
 
     def __init__(self, link: InferenceLink, first: int = 0) -> None:
         self._link = link
+        self.beats = link.beats
         self.slots = range(first, link.workers)
         self.schema = frames.schema_of(link.request, link.reply, link.splits)
         for slot in self.slots:

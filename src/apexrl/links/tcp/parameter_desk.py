@@ -42,6 +42,7 @@ class ParameterDesk:
 
     def __init__(self, gradients: GradientLink, parameters: ShardedParameters, first: int = 0) -> None:
         self._gradients, self._parameters = gradients, parameters
+        self.beats = gradients.beats
         self.slots = range(first, gradients.senders)
         self.schema = schema_of(gradients.shards)
 

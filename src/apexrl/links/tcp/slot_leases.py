@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from apexrl.errors import ExhaustedError, LinkError
 
 LEASE_BITS: Final = 40
 """A connection's generation is lease · 2^40 + worker's generation · 2^20 + number of the connection, so each change
 counts."""
 GENERATION_BITS: Final = 20
+_MOST_NUMBER: Final = 2**40 - 1
 
 Lease = tuple[int, int]
 """(slot, generation of its lease)."""
@@ -30,17 +34,24 @@ class SlotLeases:
     Args:
         slots: of workers of other hosts.
         known: slot -> generation of the newest lease that a gateway gave before it was killed; 0: none.
+        beats: [slots and those before], of memory that outlives a gateway: generation of the lease of a slot · 2^40 +
+            number of its host's last beat that was counted.
         seconds: of silence after which a member's slots are free.
     """
 
     def __init__(
-        self, slots: range, known: Mapping[int, int], seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        slots: range,
+        known: Mapping[int, int],
+        beats: NDArray[np.int64],
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lock = threading.Lock()
         self._seconds, self._clock = seconds, clock
         self._holders: dict[int, _Holder] = {}
-        self._slots = slots
-        self._last = {slot: known.get(slot, 0) for slot in slots}
+        self._slots, self._beats = slots, beats
+        self._last = {slot: max(known.get(slot, 0), int(beats[slot]) // (_MOST_NUMBER + 1)) for slot in slots}
         """Generation of each slot's last lease."""
         self._kept = {slot: clock() + seconds for slot, lease in self._last.items() if lease}
         """Slot leased by a killed gateway -> until when it is reserved for its host."""
@@ -94,6 +105,20 @@ class SlotLeases:
             for slot in mine:
                 self._give(member, slot, self._holders[slot].lease)
             return sorted(mine)
+
+    def note(self, member: str, number: int) -> None:
+        """Record, also for a gateway that takes this one's place, that beats of ``member`` up to ``number`` count."""
+        with self._lock:
+            for slot, holder in self._holders.items():
+                if holder.member == member:
+                    self._beats[slot] = holder.lease * (_MOST_NUMBER + 1) + min(number, _MOST_NUMBER)
+
+    def noted(self, member: str) -> int:
+        """The last ``number`` that was recorded for a member, under the leases that it has; 0: none."""
+        with self._lock:
+            mine = [(slot, holder.lease) for slot, holder in self._holders.items() if holder.member == member]
+            words = [(divmod(int(self._beats[slot]), _MOST_NUMBER + 1), lease) for slot, lease in mine]
+            return max((number for (noted, number), lease in words if noted == lease), default=0)
 
     def leave(self, member: str) -> None:
         """Free the member's slots."""
