@@ -10,6 +10,7 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.launch import run_claim
+from apexrl.launch.first_steps import try_first_steps
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.probe import probe_learner
@@ -38,6 +39,8 @@ def processes(
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
         seen = supervisor.probe(probe_learner)
+        if claim is None or claim.begins:
+            try_first_steps(supervisor, config, observers)
         program = wire(with_own_groups(config, config.actor.actors), seen)
         if config.wiring.autotune and not program.tunable:
             raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
@@ -51,6 +54,7 @@ def check(config: Config, interrupts: Interrupts) -> None:
     wire = topology(config.topology)
     with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
         wire(config, supervisor.probe(probe_learner))
+        try_first_steps(supervisor, config, ())
 
 
 def supervise(

@@ -165,8 +165,8 @@ class Evaluator:
             self._send(measured, last, "last")
 
     def _judge_trained(self) -> bool:
-        """Judge weights of an update that came after all evaluations, as in a short run: they are the best. False: there
-        are none."""
+        """Judge weights of an update that came after all evaluations, as in a short run: they are the best. False: none
+        did."""
         if self._context.hurried() or not self._pull() or not self._newest.updates:
             return False
         trial = self._begin(self._seed())
