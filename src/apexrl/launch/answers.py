@@ -37,16 +37,16 @@ class Answers:
         )  # fmt: skip
         self._ticket = 0  # below those of workers
 
-    def of(self, work: Callable[..., int], args: tuple[Any, ...]) -> worker_messages.Message:
+    def of(self, work: Callable[..., int], args: tuple[Any, ...], what: str = _MAKING) -> worker_messages.Message:
         """The first message that ``work(channel, *args)`` sends from a process of its own.
 
         Raises:
-            EnvError: the process ended without one, or took longer than ``env_timeout``.
+            EnvError: the process ended without one, or took longer than ``env_timeout``, by ``what`` it did.
         """
         timeout = self._config.actor.env_timeout
-        if (answer := self.within(timeout, work, args)) is None:
+        if (answer := self.within(timeout, work, args, what)) is None:
             raise EnvError(
-                f"{_MAKING} took longer than {timeout:g} s (--env-timeout): raise it, or look at what its constructor "
+                f"{what} took longer than {timeout:g} s (--env-timeout): raise it, or look at what its constructor "
                 "waits for"
             )
         return answer
@@ -57,7 +57,7 @@ class Answers:
         """As ``of``; None: no message came within ``seconds``, and the process is killed.
 
         Raises:
-            EnvError: the process ended without one, by ``what`` it did.
+            EnvError: the process ended without one.
         """
         self._ticket -= 1
         ours, theirs = worker_messages.channel()

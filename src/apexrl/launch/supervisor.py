@@ -91,7 +91,7 @@ class Supervisor:
             EnvError: the environment cannot be made, or takes longer than ``env_timeout``.
             ApexrlError: whatever else the probe met, under its own class.
         """
-        return probe_answer(self.answers.of(probe_work, (self._config, look)))
+        return probe_answer(self.answers.of(probe_work, (self._config, look), "making the environment and the agent"))
 
     def hear_starter(self) -> None:
         """Listen to the fork server while no worker is wanted.
