@@ -82,6 +82,9 @@ def train(
 ) -> Run:
     """Train an agent and wait until it is done.
 
+    In the main thread, Ctrl-C and SIGTERM end the run in good order. In another one they are the program's: they end it
+    and with it the run, without a last checkpoint. A callback ends it in good order.
+
     Args:
         config: a ``Config``, or a preset's name; empty: agent, topology and settings that suit ``env``, which must be
             given (``agent="auto"``); ``recipe="paper"`` has the numbers of the agent's paper.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from apexrl.config import EnvConfig
-from apexrl.envs import env_name, make_env, make_vector
+from apexrl.envs import env_name, env_spec_and_limit, make_env, make_vector
 from apexrl.envs.lockstep import LoopRows
 from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.toy import Catch
@@ -47,13 +47,24 @@ def test_a_native_form_without_next_step_autoreset_or_with_other_keywords_is_not
         del gym.registry["TestSameStep-v0"]
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "apexrl.envs.toy:Endless-v0"])
-def test_max_episode_steps_truncates(name: str) -> None:
-    env = make_vector(EnvConfig(env=name, max_episode_steps=5), 1, 0)
-    env.reset()
-    steps = [env.step(np.array([index % 2])) for index in range(5)]
-    assert [bool(step.truncated[0]) for step in steps] == [False] * 4 + [True]
-    assert steps[-1].episodes[0].length == 5
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [
+        ("CartPole-v1", 5),
+        ("apexrl.envs.toy:Endless-v0", 5),
+        ("apexrl.envs.toy:Endless-v0", 13),  # more than the registered 10
+        (lambda: gym.make("apexrl.envs.toy:Endless-v0"), 5),
+        (lambda: gym.make("apexrl.envs.toy:Endless-v0", max_episode_steps=-1), 13),
+    ],
+)
+def test_max_episode_steps_truncates(env: Any, limit: int) -> None:
+    config = EnvConfig(env=env, max_episode_steps=limit)
+    vector = make_vector(config, 1, 0)
+    vector.reset()
+    steps = [vector.step(np.array([index % 2])) for index in range(limit)]
+    assert [bool(step.truncated[0]) for step in steps] == [False] * (limit - 1) + [True]
+    assert steps[-1].episodes[0].length == limit
+    assert env_spec_and_limit(config)[1] == limit
 
 
 def test_keywords_and_callables() -> None:

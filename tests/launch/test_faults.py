@@ -11,13 +11,16 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from recording_observer import Watcher, all_gone, small, with_actors, with_learner
 
 from apexrl.config import EnvConfig, StopConfig
 from apexrl.errors import EnvError, WorkerError
-from apexrl.launch import launch
+from apexrl.launch import check, first_steps, launch, local_run
+from apexrl.run.callback_observer import CallbackObserver
 from apexrl.run.status import RunStatus
 
 FAULTY = "apexrl.envs.faulty"
@@ -137,7 +140,10 @@ def test_an_environment_that_raises_once_is_survived(tmp_path: Path) -> None:
     assert any("the simulator broke at step 60" in text for text in watcher.texts)
 
 
-def test_environments_that_always_raise_end_the_run_quickly_with_the_traceback(tmp_path: Path) -> None:
+def test_environments_that_always_raise_end_the_run_quickly_with_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_run, "try_first_steps", lambda *_: None)
     # at the first step: a generation that got some work done would not count as one in vain
     config = small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=1)
     with pytest.raises(WorkerError) as caught:
@@ -153,6 +159,37 @@ def test_an_environment_that_cannot_be_made_is_said_at_once_and_leaves_no_folder
     with pytest.raises(EnvError, match="no licence"):
         launch(small(tmp_path, env=f"{FAULTY}:RaisesOnMake-v0"))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_whose_first_steps_always_fail_is_said_at_once_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_steps, "_MOST_SECONDS", 120.0)
+    config = small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=2)
+    broke = r"(?s)step\(\) of environment 0 raised RuntimeError: the simulator broke at step 2\n.*faulty\.py"
+    with pytest.raises(EnvError, match=broke):
+        launch(config)
+    with pytest.raises(EnvError, match=r"the first steps of the environment ended its process \(killed by signal 9\)"):
+        check(replace(config, env=EnvConfig(env=Kills)))
+    assert not (tmp_path / "run").exists()
+
+
+class Kills(CartPoleEnv):
+    def step(self, action: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_first_steps_that_fail_once_hang_or_wait_for_a_callback_are_left_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = tmp_path / "raised"
+    monkeypatch.setattr(first_steps, "_MOST_SECONDS", 120.0)
+    check(small(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=2, once=str(once)))
+    assert once.exists()
+    monkeypatch.setattr(first_steps, "_MOST_SECONDS", 0.5)
+    check(small(tmp_path, env=f"{FAULTY}:Hangs-v0", at_step=2))
+    asked: Any = None  # nobody is asked
+    first_steps.try_first_steps(asked, small(tmp_path), [CallbackObserver(lambda status: None)])
 
 
 def test_an_unknown_environment_is_named(tmp_path: Path) -> None:

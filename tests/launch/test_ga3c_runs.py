@@ -16,7 +16,7 @@ from apexrl.agents import with_agent
 from apexrl.config import Config, StopConfig
 from apexrl.config.convert import override
 from apexrl.errors import NonFiniteError, WorkerError
-from apexrl.launch import launch
+from apexrl.launch import launch, local_run
 from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
@@ -88,7 +88,10 @@ def test_an_error_in_a_thread_ends_the_run_and_says_what_it_was(tmp_path: Path) 
         launch(config)
 
 
-def test_environments_that_always_raise_end_the_run_with_the_traceback(tmp_path: Path) -> None:
+def test_environments_that_always_raise_end_the_run_with_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_run, "try_first_steps", lambda *_: None)
     with pytest.raises(WorkerError, match="RuntimeError: the simulator broke at step 1"):
         launch(ga3c(tmp_path, env="apexrl.envs.faulty:Raises-v0", at_step=1))
 

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording_observer import small
+from recording_observer import Watcher, small
 
 from apexrl import errors
 from apexrl.agents.dqn import DQN
 from apexrl.config import AgentConfig, LearnerConfig
 from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
-from apexrl.launch import launch
-from apexrl.launch.probe import probe, probe_answer, probe_work, revive
+from apexrl.launch import launch, local_run
+from apexrl.launch.probe import large_image, probe, probe_answer, probe_work, revive
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item
+from apexrl.spec import ActionSpec, EnvSpec, Field
+from apexrl.topologies.program import Probe
 
 
 def crossed(config: object) -> worker_messages.Message:
@@ -40,7 +42,6 @@ def test_a_probe_crosses_processes_unchanged(tmp_path: Path, env: str) -> None:
 
 def test_bounds_of_a_box_of_actions_survive() -> None:
     from apexrl.run.spec_json import spec_from_json, spec_to_json
-    from apexrl.spec import ActionSpec, EnvSpec, Field
 
     low, high = np.array([-1.0, -2.0], np.float32), np.array([1.0, 2.0], np.float32)
     spec = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((2,), "float32", low=low, high=high), 2)
@@ -50,6 +51,18 @@ def test_bounds_of_a_box_of_actions_survive() -> None:
     np.testing.assert_array_equal(again.action.low, low)
     np.testing.assert_array_equal(again.action.high, high)
     assert again.stack == 2
+
+
+def test_a_large_network_of_large_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"observation/v": Field((3,), "float32"), "observation/camera": Field((480, 640, 3), "uint8")}
+    seen = Probe(EnvSpec(fields, ActionSpec(n=2)), {}, 557_000_000)
+    assert large_image(seen).startswith("images of 480 × 640 × 3 make a network of 139 million weights (531.2 MiB)")
+    assert not large_image(replace(seen, weights_nbytes=40_000_000))
+    fields["observation/camera"] = Field((84, 84, 4), "uint8")
+    assert not large_image(seen)  # then it is --hidden
+    monkeypatch.setattr(local_run, "large_image", lambda seen: "images are large")
+    launch(replace(small(tmp_path), serial=True), [watcher := Watcher()])
+    assert "images are large" in watcher.texts
 
 
 @pytest.mark.parametrize(

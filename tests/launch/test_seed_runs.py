@@ -14,7 +14,7 @@ from recording_observer import Watcher, all_gone, small, with_actors, with_learn
 
 from apexrl.config import Config, StopConfig
 from apexrl.errors import EnvError, WorkerError
-from apexrl.launch import launch
+from apexrl.launch import launch, local_run
 from apexrl.run import checkpoint
 from apexrl.run.status import RunStatus
 
@@ -82,7 +82,10 @@ def test_a_hanging_environment_is_killed_and_the_run_goes_on(tmp_path: Path) -> 
     assert any("took longer than 6 s (--env-timeout)" in text for text in watcher.texts)
 
 
-def test_environments_that_always_raise_end_the_run_with_the_traceback(tmp_path: Path) -> None:
+def test_environments_that_always_raise_end_the_run_with_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_run, "try_first_steps", lambda *_: None)
     with pytest.raises(WorkerError) as caught:
         launch(seed(tmp_path, env=f"{FAULTY}:Raises-v0", at_step=1))
     text = str(caught.value)

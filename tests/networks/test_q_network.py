@@ -9,7 +9,7 @@ import torch
 
 from apexrl.errors import SpecError
 from apexrl.networks import ByAutograd, ByHand, Draw, FlatParameters, QNetwork, differentiable
-from apexrl.networks.encoders import ImageEncoder, LayerChoice, VectorEncoder, encoder_for
+from apexrl.networks.encoders import ImageEncoder, LayerChoice, ObservationEncoder, VectorEncoder, encoder_for
 from apexrl.networks.q_network import dueling
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -114,6 +114,31 @@ def test_one_hot_of_stacked_categories() -> None:
     encoder = encoder_for(spec_of("category", stack=2), ()).module
     encoded = encoder({"observation/category": torch.tensor([[1, 3]])})
     torch.testing.assert_close(encoded, torch.tensor([[0.0, 1, 0, 0, 0, 0, 0, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stack", "categories"), [((), 1, 100_000), ((), 2, 20_000), ((300,), 1, 20), ((40, 3), 2, 40)]
+)
+def test_many_categories_are_embedded_before_the_hidden_layers(
+    shape: tuple[int, ...], stack: int, categories: int
+) -> None:
+    spec = EnvSpec({"observation": Field(shape, "int64")}, ActionSpec(n=2), stack, {"observation": categories})
+    network = QNetwork(spec, (32,), True)
+    (encoder,) = cast("ObservationEncoder", network.encoder).encoders
+    assert encoder.table.weight.shape == (categories, 16)
+    seen = observe(spec, 5)
+    q = network(seen)
+    assert q.shape == (5, 2)
+    q.square().sum().backward()
+    assert all(weights.grad is not None and weights.grad.any() for weights in encoder.parameters())
+    frames = seen["observation"].reshape(5, -1)
+    embedded = encoder.table.weight[frames].reshape(5, -1)
+    torch.testing.assert_close(encoder(seen["observation"]), torch.relu(encoder.vector.layers[0](embedded)))
+
+
+def test_fewer_categories_are_one_hot_as_they_were() -> None:
+    spec = EnvSpec({"observation": Field((), "int64")}, ActionSpec(n=2), 1, {"observation": 1 << 14})
+    assert isinstance(encoder_for(spec, (8,)).module.encoders[0], VectorEncoder)
 
 
 @pytest.mark.parametrize("field", [Field((4, 4), "uint8"), Field((3, 3, 2), "int8"), Field((2, 4, 7), "float32")])

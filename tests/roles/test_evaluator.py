@@ -226,6 +226,25 @@ def test_the_best_is_kept_on_disk_and_measured_at_the_end(stage: Any, monkeypatc
     assert found.metadata["eval_return"] == 30.0
 
 
+def test_weights_without_an_update_are_the_best_only_until_others_are_measured(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator, weights, spec = make(stage, 1)
+    scores = [30.0, 10.0, 9.0, 10.0, 10.0]
+    monkeypatch.setattr(Trial, "mean", property(lambda self: scores[len(stage.said)]))
+    monkeypatch.setattr(Trial, "step", lambda self: False)
+    monkeypatch.setattr(Evaluator, "_send", lambda self, trial, candidate, weights="": stage.said.append(
+        (weights, candidate.version)))  # fmt: skip
+    for version in (2, 3):
+        evaluate(evaluator)
+        weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", version).weights(), version)
+        stage.run.totals["env_steps"] += 1000
+        stage.run.totals["updates"] += 10
+    evaluate(evaluator)
+    evaluator.close()
+    assert stage.said == [("", 1), ("", 2), ("", 3), ("best", 2), ("last", 3)]
+
+
 def test_a_successor_remembers_the_best(stage: Any) -> None:
     evaluator, _, spec = make(stage, 4)
     evaluate(evaluator)
@@ -323,10 +342,10 @@ def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
     assert all("an evaluation took longer" in values["text"] for values in stage.values("log"))
 
 
-def test_weights_of_the_only_update_at_the_end_may_be_the_best(stage: Any) -> None:
+def test_weights_of_the_only_update_at_the_end_are_the_best(stage: Any) -> None:
     evaluator, weights, spec = make(stage, 1)
     evaluate(evaluator)
-    evaluator._best_return = -1.0
+    evaluator._best_return = 1000.0  # of weights that have learned nothing
     measure = evaluator._measure
 
     def measured_while_the_learner_ends(*asked: Any) -> Any:

@@ -41,7 +41,8 @@ class EnvConfig(AgentGameSettings):
     """Takes info["action_mask"] as the mask of possible actions, as Gymnasium's Taxi tells it.
     A key action_mask of a Dict observation, or a method action_masks(), is one without being named."""
     max_episode_steps: Annotated[int, Range(0)] = 0
-    """Time limit in environment steps, reported as truncation; 0 keeps the environment's own."""
+    """Time limit in environment steps, reported as truncation; 0 keeps the environment's own.
+    In place of the one that an id is registered with; a limit of the environment itself can only be shortened."""
     max_sequence_length: Annotated[int, Range(1, 1 << 20)] = 128
     """Longest Sequence and Graph of observations, and longest text whose space says no length.
     In elements, nodes, edges, or bytes of UTF-8."""

@@ -126,6 +126,9 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
     kwargs = dict(config.env_kwargs)
     if render_mode is not None:
         kwargs["render_mode"] = render_mode
+    replaces = isinstance(config.env, str) and not (config.atari or is_team(config, config.env))
+    if config.max_episode_steps and replaces:  # the limit that it is registered with, also a shorter one
+        kwargs["max_episode_steps"] = config.max_episode_steps
     if config.atari:
         game = plain_game(config.env, kwargs)
         kwargs = {"frameskip": 1, "repeat_action_probability": 0.0} | kwargs
@@ -140,7 +143,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
                 f"environment {name}: its {what} is a {type(space).__module__}.{type(space).__qualname__}; it must be "
                 "one of gymnasium.spaces"
             )
-    if config.max_episode_steps:
+    if config.max_episode_steps and not replaces:
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.atari and config.life_loss_ends:
         env = LifeLossEnds(env)

@@ -44,8 +44,8 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
         return _looked(config)._replace(step_seconds=_measured(config, MEASURED_SECONDS) if measure else None)
     with Interrupts() as interrupts, closing(Supervisor(config, interrupts, _PRELOAD)) as supervisor:
         began = time.monotonic()
-        seen = _values(supervisor.answer_of(_look_work, (config,)))
-        most = _SLOWEST_SECONDS + 2.0 * (time.monotonic() - began)
+        seen = _values(supervisor.answers.of(_look_work, (config,)))
+        most = min(config.actor.env_timeout, _SLOWEST_SECONDS + 2.0 * (time.monotonic() - began))
         try:
             facts = EnvFacts(spec_from_json(seen["spec"]), seen["time_limit"])
         except ValueError as error:
@@ -55,8 +55,8 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
         if not measure:
             return facts
         try:  # in another process, which it may end or stop
-            speed = _values(supervisor.answer_of(_measure_work, (config, MEASURED_SECONDS), most))
-            return facts._replace(step_seconds=speed["seconds"])
+            speed = supervisor.answers.within(most, _measure_work, (config, MEASURED_SECONDS))
+            return facts if speed is None else facts._replace(step_seconds=_values(speed)["seconds"])
         except (EnvError, WorkerError):
             return facts
 

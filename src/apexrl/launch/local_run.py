@@ -10,9 +10,10 @@ from typing import Any
 from apexrl.config import Config
 from apexrl.errors import ConfigError
 from apexrl.launch import run_claim
+from apexrl.launch.first_steps import try_first_steps
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.probe import probe_learner
+from apexrl.launch.probe import large_image, probe_learner
 from apexrl.launch.resumed_from import Base, base_of
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
@@ -38,6 +39,8 @@ def processes(
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
         seen = supervisor.probe(probe_learner)
+        if claim is None or claim.begins:
+            try_first_steps(supervisor, config, observers)
         program = wire(with_own_groups(config, config.actor.actors), seen)
         if config.wiring.autotune and not program.tunable:
             raise ConfigError(f"topology {config.topology} has no numbers that could be tuned: leave out --autotune")
@@ -51,6 +54,7 @@ def check(config: Config, interrupts: Interrupts) -> None:
     wire = topology(config.topology)
     with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
         wire(config, supervisor.probe(probe_learner))
+        try_first_steps(supervisor, config, ())
 
 
 def supervise(
@@ -157,6 +161,8 @@ def record(
             ledger.check()
             if claim.lock.trouble:
                 ledger.tell(claim.lock.trouble, "warning")
+            if claim.begins and (text := large_image(seen)):
+                ledger.tell(text, "warning")
             if not claim.begins:
                 ledger.note("config.toml", lambda: folder.record_config(config))
             ledger.note("env_spec.json", lambda: folder.write_spec(seen.spec))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 from apexrl import errors
 from apexrl.config import Config
@@ -17,6 +18,11 @@ from apexrl.run.spec_json import fields_to_json, spec_from_json, spec_to_json
 from apexrl.shared.available_memory import memory_limits, size
 from apexrl.spec import EnvSpec, Field
 from apexrl.topologies.program import OPTIONAL, Probe
+
+_LARGE_IMAGE: Final = 1 << 15
+"""Numbers of an image: height × width × channels."""
+_LARGE_NBYTES: Final = 1 << 26
+"""Of weights."""
 
 
 def probe_learner(config: Config) -> Probe:
@@ -63,6 +69,19 @@ def probe(config: Config) -> Probe:
         return Probe(spec, recorded(agent), nbytes, item, offers, sizes(agent), places(agent))
     finally:
         env.close()
+
+
+def large_image(seen: Probe) -> str:
+    """What to say of images that make a large network; empty: nothing."""
+    shapes = [field.shape for name, field in seen.spec.observation.items() if seen.spec.is_image(name)]
+    shape = max(shapes, key=math.prod, default=())
+    if math.prod(shape) <= _LARGE_IMAGE or seen.weights_nbytes <= _LARGE_NBYTES:
+        return ""
+    return (
+        f"images of {' × '.join(map(str, shape))} make a network of {seen.weights_nbytes / 4e6:,.0f} million weights "
+        f"({size(seen.weights_nbytes)}), which is slow: let the environment show smaller ones, as by "
+        "gymnasium.wrappers.ResizeObservation(env, (84, 84))"
+    )
 
 
 def check_goals(config: Config) -> None:

@@ -6,7 +6,6 @@ control board) that it created; their messages to it never block the sender.
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
 import signal
@@ -17,8 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import ApexrlError, EnvError, WorkerError
+from apexrl.errors import ApexrlError, WorkerError
 from apexrl.launch.actor_orders import ActorOrders
+from apexrl.launch.answers import Answers
 from apexrl.launch.autotune import AutoTune
 from apexrl.launch.fork_client import Born, Died, ForkClient, pickled
 from apexrl.launch.interrupts import Interrupts
@@ -28,7 +28,6 @@ from apexrl.launch.stall_dump import DUMP_SECONDS, START, ask_for_dump, process_
 from apexrl.launch.wiring import Wiring
 from apexrl.launch.worker_process import Assignment, log_labels, work
 from apexrl.launch.worker_slots import Slot, identity, staff
-from apexrl.links.local import worker_messages
 from apexrl.links.local.control_board import DROPPED, HURRY, RUN, STOP, ControlBoard
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.topologies.program import Probe, Program
@@ -44,6 +43,9 @@ _NUMBER_SECONDS = 1.0  # until a fence is tried to be written again
 
 class Supervisor:
     """The worker processes of one run. Call ``probe``, then ``run``, and ``close`` in any case.
+
+    Attributes:
+        answers: of short-lived processes, before ``run``.
 
     Args:
         interrupts: counts Ctrl-C and the like.
@@ -70,6 +72,7 @@ class Supervisor:
         self._next_ticket = 0
         self._failure: ApexrlError | None = None
         self._starter = StallDetector()  # of the fork server
+        self.answers = Answers(config, interrupts, self._server, self._starter, f"{self._run_tag}/probe")
         self._hung_calls = 0
         self._stop_at: float | None = None
         self._heeded = 0
@@ -88,7 +91,7 @@ class Supervisor:
             EnvError: the environment cannot be made, or takes longer than ``env_timeout``.
             ApexrlError: whatever else the probe met, under its own class.
         """
-        return probe_answer(self.answer_of(probe_work, (self._config, look)))
+        return probe_answer(self.answers.of(probe_work, (self._config, look), "making the environment and the agent"))
 
     def hear_starter(self) -> None:
         """Listen to the fork server while no worker is wanted.
@@ -97,43 +100,6 @@ class Supervisor:
             WorkerError: it has ended.
         """
         self._server.events()
-
-    def answer_of(
-        self, work: Callable[..., int], args: tuple[Any, ...], most_seconds: float = math.inf
-    ) -> worker_messages.Message:
-        """The first message that ``work(channel, *args)`` sends from a process of its own.
-
-        Raises:
-            EnvError: the process ended without one, or took longer than ``env_timeout`` or ``most_seconds``.
-        """
-        timeout = min(self._config.actor.env_timeout, most_seconds)
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        ours, theirs = worker_messages.channel()
-        with ours, theirs:
-            self._fork(ticket, work, args, f"{self._run_tag}/probe", theirs, None)
-            theirs.close()
-            deadline: float | None = None
-            dead = False
-            while True:
-                heard = worker_messages.receive(ours)
-                if heard:
-                    return heard[0]
-                if dead:
-                    raise EnvError(f"making the environment ended its process\n{self._server.complaints()}".rstrip())
-                if self._interrupts.count:
-                    raise KeyboardInterrupt
-                began = self._starter.look(self._server.beats, time.monotonic())
-                if 0 < START * self._config.stall_timeout < began and not self._server.ready:
-                    raise WorkerError(f"the process that starts workers has not begun within {began:.0f} s")
-                if deadline is None and self._server.ready:
-                    deadline = time.monotonic() + timeout
-                if deadline is not None and time.monotonic() > deadline:
-                    raise EnvError(
-                        f"making the environment took longer than {timeout:g} s (--env-timeout): raise it, or look at "
-                        "what its constructor waits for"
-                    )
-                self._selector.select(0.02)
-                dead = any(isinstance(news, Died) and news.ticket == ticket for news in self._server.events())
 
     def run(self, program: Program, ledger: Ledger, board: ControlBoard, wiring: Wiring) -> None:
         """Run ``program`` until something stops it. Raises what made it fail; otherwise ``ledger`` knows the reason.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from apexrl.spec import SHORTEST_IMAGE_SIDE, Field
 
 EMBEDDED = 16  # numbers of a cell's category (ours; NLE's baseline has 32)
 MOST_ONE_HOT = 4096  # numbers of a one-hot array; larger ones are embedded
+MOST_OF_ONE = 1 << 14  # categories of a single number that is one-hot; more are embedded
 
 
 def is_map(field: Field, categories: int) -> bool:
     """Whether categories lie in two or three dimensions, of which the first two are large enough for convolutions."""
     shape = field.shape
     return categories > 0 and len(shape) in (2, 3) and min(shape[:2]) >= SHORTEST_IMAGE_SIDE
+
+
+def too_many(field: Field, categories: int) -> bool:
+    """Whether categories of a vector are too many for one-hot inputs."""
+    return categories * math.prod(field.shape) > (MOST_ONE_HOT if field.shape else MOST_OF_ONE)
 
 
 class CellEmbedding(nn.Module):
@@ -41,16 +46,3 @@ class CellEmbedding(nn.Module):
         embedded = self.table(cells.long())  # [B, stack, H, W, C, E]
         image: Tensor = embedded.permute(0, 1, 4, 5, 2, 3).reshape(-1, *self.shape)
         return image
-
-
-class EmbeddedCategories(nn.Module):
-    """Many categories at once, where one-hot inputs would be too many: the embeddings of all, side by side."""
-
-    def __init__(self, field: Field, stack: int, categories: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(categories, EMBEDDED)
-        self.features = stack * math.prod(field.shape) * EMBEDDED
-
-    def forward(self, observation: Tensor) -> Tensor:
-        embedded: Tensor = self.table(observation.long())
-        return torch.flatten(embedded, 1)

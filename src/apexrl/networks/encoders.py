@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
-from apexrl.networks.category_encoders import MOST_ONE_HOT, CellEmbedding, EmbeddedCategories, is_map
+from apexrl.networks.category_encoders import EMBEDDED, CellEmbedding, is_map, too_many
 from apexrl.networks.convolutions import Architecture, chosen, convolutions
 from apexrl.networks.custom_encoder import own_encoder
 from apexrl.networks.layer_norm import unit_norm
@@ -153,7 +153,23 @@ class MapEncoder(nn.Module):
         return features
 
 
-FieldEncoder = VectorEncoder | ImageEncoder | MapEncoder | EmbeddedCategories
+class EmbeddedVector(nn.Module):
+    """Categories that are too many for one-hot inputs: the embeddings of all, side by side, and fully connected layers
+    with ReLU. Arguments as of ``VectorEncoder``."""
+
+    def __init__(self, field: Field, stack: int, categories: int, hidden: Sequence[int], layer_norm: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(categories, EMBEDDED)
+        embedded = Field((stack * math.prod(field.shape) * EMBEDDED,), "float32")
+        self.vector = VectorEncoder(embedded, 1, 0, hidden, layer_norm)
+        self.features = self.vector.features
+
+    def forward(self, observation: Tensor) -> Tensor:
+        features: Tensor = self.vector(self.table(observation.long()))
+        return features
+
+
+FieldEncoder = VectorEncoder | ImageEncoder | MapEncoder | EmbeddedVector
 
 
 class ObservationEncoder(nn.Module):
@@ -257,6 +273,6 @@ def _encoder(name: str, spec: EnvSpec, hidden: Sequence[int], choice: LayerChoic
             return ImageEncoder(one, spec.stack * (field.nbytes // one.nbytes), choice)
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from error
-    if field.shape and categories * math.prod(field.shape) > MOST_ONE_HOT:
-        return EmbeddedCategories(field, spec.stack, categories)
+    if too_many(field, categories):
+        return EmbeddedVector(field, spec.stack, categories, hidden, choice.layer_norm)
     return VectorEncoder(field, spec.stack, categories, hidden, choice.layer_norm)

@@ -53,6 +53,8 @@ class Candidate(NamedTuple):
 class Evaluator:
     """Evaluates the newest weights periodically, keeps the best, and at the end measures the best and the last again.
 
+    Weights that no update has changed are the best only until others were measured, whose returns may be lower.
+
     These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
     to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others.
     """
@@ -163,7 +165,8 @@ class Evaluator:
             self._send(measured, last, "last")
 
     def _judge_trained(self) -> bool:
-        """Judge weights of an update that came after all evaluations, as in a short run; whether they are the best."""
+        """Judge weights of an update that came after all evaluations, as in a short run: they are the best. False: none
+        did."""
         if self._context.hurried() or not self._pull() or not self._newest.updates:
             return False
         trial = self._begin(self._seed())
@@ -228,7 +231,8 @@ class Evaluator:
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
-        if trial.mean >= self._best_return:  # of equals the newest, which has seen most
+        first = self._newest.updates > 0 and self._best is not None and not self._best.updates
+        if first or trial.mean >= self._best_return:  # of equals the newest, which has seen most
             self._keep(self._newest, trial.mean)
         self._send(trial, self._newest)
 
