@@ -5,7 +5,8 @@
     python benchmarks/masks/run.py impossible --table                      # nothing is run: the table anew
 
 The environment raises an error at the first impossible action, also at those of steps that nobody sees, so a run that
-makes all its steps without a restart has chosen none. Runs are kept in ``records/masks/``.
+makes all its steps without a restart has chosen none. A replay agent updates once in 1,000 steps. Runs are
+kept in ``records/masks/``.
 """
 
 from __future__ import annotations
@@ -37,15 +38,19 @@ def measured(cell: str, steps: int, told: str, minutes: float) -> dict[str, Any]
     mask = ["--mask-in-info"] if told == "info" else []
     flags = ["--env", ENV, "--env-kwargs", "strict", "True", "told", told, "--topology", topology, "--agent", agent]
     flags += [*mask, "--env-steps", str(steps), "--minutes", str(minutes), "--eval-epsilon", "0.1", "--seed", "1"]
-    flags += ["--envs-per-actor", "32", "--eval-period-seconds", "30"]
-    if AGENTS[agent].item != "unroll":
-        flags += ["--updates-per-step", "0.01", "--min-size", "1000"]  # acting is what is looked at
+    flags += ["--envs-per-actor", "64", "--eval-period-seconds", "1000000", "--hidden", "64", "64"]
+    if topology == "a3c":
+        flags += ["--epochs", "1", "--minibatches", "1"]  # it runs no others
+    elif AGENTS[agent].item != "unroll":  # a cheap learner: acting is what is looked at
+        batch = "16" if AGENTS[agent].item == "sequence" else "128"
+        flags += ["--updates-per-step", "0.001", "--batch-size", batch, "--min-size", "1000"]
     try:
         summary = runs.train("", f"masks-{topology}-{agent}", flags, 60.0 * (minutes + 5.0))
     except runs.RunFailed as failed:
         raise SystemExit(f"{cell}: {failed}") from failed
     return {
         "env_steps": summary["env_steps"],
+        "updates": summary["updates"],
         "impossible": sum(summary["restarts"].values()),  # of workers whose environment raised the error
         "return": summary["final_eval_return"],  # with a tenth of random possible actions
         "minutes": summary["wall_seconds"] / 60.0,
@@ -68,9 +73,17 @@ def main() -> None:
         RECORD.parent.mkdir(parents=True, exist_ok=True)
         RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     rows = [
-        [*(f"`{name}`" for name in cell.split(":")), f"{one['env_steps']:,}", one["impossible"], f"{one['return']:.2f}"]
+        [
+            *(f"`{name}`" for name in cell.split(":")),
+            f"{one['env_steps']:,}",
+            f"{one['updates']:,}" if "updates" in one else "–",
+            one["impossible"],
+            f"{one['return']:.2f}",
+        ]
         for cell, one in sorted(found.items())
     ]
     text = f"{report.machine()}; {report.versions('apexrl', 'torch', 'gymnasium')}.\n\n"
-    text += report.table(["topology", "agent", "env steps", "impossible actions", "final return, of 8"], rows)
+    text += report.table(
+        ["topology", "agent", "env steps", "updates", "impossible actions", "final return, of 8"], rows
+    )
     report.save("impossible-actions", text, found, None)
