@@ -332,7 +332,7 @@ class Trial:
         return (
             f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
             f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time "
-            "limit with --max-episode-steps"
+            "limit, or a shorter one, with --max-episode-steps"
         )
 
     def step(self) -> bool:
