@@ -146,8 +146,8 @@ class Evaluator:
         if not best.weights:
             return
         measured = self._measure(best, seed)
-        if self._best is not None and not best.updates and self._judge_trained():  # by weights that had learned nothing
-            best = self._best
+        if not best.updates and self._judge_trained():  # by weights that had learned nothing
+            best = self._newest
             measured = self._measure(best, seed)
         if measured is not None:
             self._send(measured, best, "best")
