@@ -104,7 +104,7 @@ def test_a_reward_may_be_an_array_of_one(reward):
     assert vector.step(np.zeros(2, np.int64)).reward.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("reward", ["much", [1.0, 2.0], np.zeros(2), {}, pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0], np.zeros(2), {}, pytest.param(10**400, id="huge")])
 def test_a_reward_that_is_no_number_is_refused(reward):
     vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), (SEEN, reward, False, False, {}))), 2, 0)
     vector.reset()

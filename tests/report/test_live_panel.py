@@ -151,6 +151,7 @@ def test_plain_lines_have_no_escape_codes() -> None:
     plain.started(Config(preset="cartpole"), FOLDER)
     plain.update(a_status())
     plain.update(a_status())  # too soon
+    plain.event("evaluation", {"mean": 300.0, "std": 2.0, "episodes": 20, "final": False})  # 301.5 was before a resume
     plain.event("evaluation", {"mean": 400.0, "std": 2.0, "episodes": 20, "final": False})
     plain.event("evaluation", {"mean": 399.0, "std": 2.0, "episodes": 20, "final": False})  # no better
     plain.event("evaluation", {"mean": 321.5, "std": 2.0, "episodes": 20, "final": True, "weights": "best"})

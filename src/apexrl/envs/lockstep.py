@@ -158,7 +158,7 @@ class Single:
         except (Exception, SystemExit) as error:
             raise blamed(error, self._name, "step", row) from error
         try:
-            rows.reward[row] = reward
+            rows.reward[row] = reward if reward is not None else self._only_number(reward)  # it counts as NaN
         except (TypeError, ValueError, OverflowError):  # [1], as of an environment in a vector of one
             rows.reward[row] = self._only_number(reward)
         rows.terminated[row], rows.truncated[row] = self._flag("terminated", ended), self._flag("truncated", cut)

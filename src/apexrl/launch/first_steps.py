@@ -69,7 +69,7 @@ def _step(config: Config) -> None:
     with closing(make_vector(config.env, 1, config.seed)) as env:
         action, rng = env.spec.action, np.random.default_rng(config.seed)
         seen = env.reset()
-        if action.low is not None and not np.isfinite([action.low, action.high]).all():
+        if any(not np.isfinite(bound).all() for bound in (action.low, action.high) if bound is not None):
             return  # what is a usual action is not known
         for _ in range(_STEPS):
             seen = env.step(random_actions(rng, env.spec, seen, env.num_envs)).observation

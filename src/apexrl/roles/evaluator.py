@@ -146,8 +146,8 @@ class Evaluator:
         if not best.weights:
             return
         measured = self._measure(best, seed)
-        if self._best is not None and not best.updates and self._judge_trained():  # by weights that had learned nothing
-            best = self._best
+        if not best.updates and self._judge_trained():  # by weights that had learned nothing
+            best = self._newest
             measured = self._measure(best, seed)
         if measured is not None:
             self._send(measured, best, "best")
@@ -332,7 +332,7 @@ class Trial:
         return (
             f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
             f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time "
-            "limit with --max-episode-steps"
+            "limit, or a shorter one, with --max-episode-steps"
         )
 
     def step(self) -> bool:
