@@ -271,3 +271,16 @@ def test_nothing_that_an_agent_does_not_read_is_listed(capsys: pytest.CaptureFix
     assert "--learning-rate 0.00025" in paper.partition(" reads ")[0]
     assert "--huber" not in default
     assert "huber" in unread("c51")
+
+
+@pytest.mark.parametrize("action", ["box", "discrete"])
+def test_a_memory_leaves_ppo_its_steps_and_its_minibatches(action: str) -> None:
+    plain, remembers = (
+        default_settings.default_settings("ppo", "impala", facts(action), memory=memory) for memory in (False, True)
+    )
+    assert remembers["minibatches"] == plain["minibatches"]
+    assert remembers["batch_size"] >= 4 * remembers["minibatches"]  # each of several whole unrolls
+    steps = [found["unroll_length"] * found["batch_size"] for found in (plain, remembers)]
+    assert steps[0] == steps[1]
+    of_images = default_settings.default_settings("ppo", "impala", facts(action, "image"), memory=True)
+    assert of_images["unroll_length"] == plain["unroll_length"]

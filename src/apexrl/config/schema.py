@@ -197,8 +197,8 @@ class LearnerConfig:
     learner_threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
-    """auto, cpu, cuda or cuda:N. auto: visible GPUs, which learners and servers take in turn, where networks are large
-    enough for one; else the CPU."""
+    """auto, cpu, cuda or cuda:N. auto assigns visible GPUs to learners and servers in turn.
+    It takes the CPU for networks that are too small for a GPU."""
     max_policy_lag: Annotated[int, Range(0)] = 0
     """Losses ignore steps whose policy is more updates old than this; 0: no limit (Sample Factory: 1000).
     With transitions, only the critics' loss ignores them."""
