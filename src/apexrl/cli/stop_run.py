@@ -49,7 +49,8 @@ def stop(path: str | Path, wait_seconds: float = 60.0, console: Console | None =
         return say(f"{path} is being trained by {who.words}, which cannot be told to end ({error.strerror})", 1)
     say(f"process {who.pid}, which trains {path}, was told to end")
     deadline = time.monotonic() + wait_seconds
-    while ownership.held(folder.path) and ownership.introduced(folder.path) == who:
+    # It takes its name out before it lets go; another name is another process's.
+    while ownership.held(folder.path) and ownership.introduced(folder.path) in (who, None):
         if not wait_seconds:
             return 0
         if time.monotonic() > deadline:
