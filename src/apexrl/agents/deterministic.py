@@ -168,11 +168,9 @@ class Deterministic(ABC):
         moves = (self.updates + 1) % self._config.policy_period_updates == 0  # the policy
         units = diagnostics.DeadUnits(measured)
         graphs = None if measured else self._graphs
-        if graphs is None:
-            batch = normalizer.transitions(batch)
 
-        def passes(batch: Transitions, *drawn: Tensor) -> Loss:
-            seen = batch if graphs is None else normalizer.transitions(batch)
+        def passes(given: Transitions, *drawn: Tensor) -> Loss:
+            seen = normalizer.transitions(given)
             self._given = drawn
             with units:
                 found = as_returned(Loss, self.critic_loss(seen), "critic_loss")
@@ -192,16 +190,17 @@ class Deterministic(ABC):
             groups["policy"] = policy.gradient
         metrics: dict[str, float] = {}
         if measured:
+            seen = normalizer.transitions(batch)
             metrics = {
                 "loss": float(found.loss.detach()),
                 "priority": float(priorities.mean()),
                 "q": float(found.q.detach().mean()) * normalizer.unit,
                 "gradient_norm": norm,
-                **diagnostics.of_weighted(batch, self.networks, units),
+                **diagnostics.of_weighted(seen, self.networks, units),
             }
             if self._categorical:
-                actions = self._box.to_unit(batch.action)
-                metrics |= diagnostics.of_support(critic.network, batch.observation, actions)
+                actions = self._box.to_unit(seen.action)
+                metrics |= diagnostics.of_support(critic.network, seen.observation, actions)
         return Gradients(groups, priorities, metrics)
 
     def apply(self, groups: Mapping[str, Tensor]) -> None:
