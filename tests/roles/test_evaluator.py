@@ -367,6 +367,26 @@ def test_weights_of_the_only_update_at_the_end_are_the_best(stage: Any, looked: 
     assert checkpoint.load(path).metadata["version"] == 2
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_weights_of_the_last_update_are_judged_though_all_evaluations_have_ended(stage: Any, better: bool) -> None:
+    evaluator, weights, spec = make(stage, 1)
+    stage.run.totals["updates"] = 1
+    evaluate(evaluator)
+    evaluator._best_return = 0.0 if better else 1000.0
+    measure = evaluator._measure
+
+    def measured_while_the_learner_ends(*asked: Any) -> Any:
+        if stage.run.totals["updates"] == 1:
+            stage.run.totals["updates"] = 2
+            weights.publish(agent_class("dqn")(spec, CONFIG.agent, "cpu", 2).weights(), 2)
+        return measure(*asked)
+
+    evaluator._measure = measured_while_the_learner_ends  # type: ignore[method-assign]
+    evaluator.close()
+    told = [(values.get("weights"), values["version"]) for values in stage.values("evaluation")]
+    assert told == [(None, 1), (None, 2), ("best", 2 if better else 1), ("last", 2)]
+
+
 @pytest.mark.timeout(60)
 def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
     stage: Any, monkeypatch: pytest.MonkeyPatch

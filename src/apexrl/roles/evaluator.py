@@ -146,7 +146,7 @@ class Evaluator:
         if not best.weights:
             return
         measured = self._measure(best, seed)
-        if not best.updates and self._judge_trained():  # by weights that had learned nothing
+        if self._judge_newer():
             best = self._newest
             measured = self._measure(best, seed)
         if measured is not None:
@@ -164,10 +164,10 @@ class Evaluator:
         if measured is not None:
             self._send(measured, last, "last")
 
-    def _judge_trained(self) -> bool:
-        """Judge weights of an update that came after all evaluations, as in a short run: they are the best. False: none
-        did."""
-        if self._context.hurried() or not self._pull() or not self._newest.updates:
+    def _judge_newer(self) -> bool:
+        """Judge weights that came after all evaluations: in a short run the last update may change much. Whether they
+        are the best."""
+        if self._context.hurried() or self._best_return >= self._goal or not self._pull() or not self._newest.updates:
             return False
         trial = self._begin(self._seed())
         if self._finish(trial):
