@@ -27,8 +27,13 @@ struct Cells {
   size_t slot_bytes, stride;
 };
 
-// A copy of up to 256 bytes without a call.
+// A copy of 8 to 256 bytes without a call.
 inline void copy_short(uint8_t* to, const uint8_t* from, size_t bytes) {
+  if (bytes - 8 < 8) {
+    std::memcpy(to, from, 8);
+    std::memcpy(to + bytes - 8, from + bytes - 8, 8);
+    return;
+  }
   if (bytes < 16 || bytes > 256) {
     std::memcpy(to, from, bytes);
     return;

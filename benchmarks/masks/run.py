@@ -10,6 +10,7 @@ from benchmarks.lib.questions import answer
 QUESTIONS = {
     "impossible": "Does any agent, in any topology, ever choose an impossible action?",
     "cost": "How much slower are runs with masks, and runs without than they were before?",
+    "cpu": "The same by CPU time, on a machine that has other work",
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import SpecError
 from apexrl.evaluation.loaded_agent import LoadedAgent
+from apexrl.networks.distributions import Categorical
 from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, Field
 
 DISCRETE = [name for name, info in AGENTS.items() if not info.needs.startswith(BOX)]
@@ -191,7 +192,7 @@ def test_a_policy_and_its_entropy_are_those_of_the_possible_actions() -> None:
 
         nothing = torch.zeros((STEPS, ROWS))
         batch = Unrolls(
-            {key: torch.from_numpy(value) for key, value in seen.items()},
+            agent._masks.addends({key: torch.from_numpy(value) for key, value in seen.items()}),
             {},
             torch.zeros((STEPS + 1, ROWS), dtype=torch.bool),
             (),
@@ -229,6 +230,8 @@ def test_masks_of_several_choices_are_those_of_their_combinations(choices: tuple
     values = found.unrolled(outputs[:3], {ACTION_MASK: torch.from_numpy(masks)})
     wanted = np.where(combined.swapaxes(0, 1)[:3], outputs[:3], np.float32(LEAST))
     assert np.array_equal(values.numpy(), wanted)
+    addends = found.addends({ACTION_MASK: torch.from_numpy(masks)})
+    assert np.array_equal(found.added(outputs[:3], addends).numpy(), wanted)
     taken, explore = np.full(ROWS, n - 1), np.arange(ROWS) % 2 == 0
     drawn = found.explored(taken, explore, rng, {ACTION_MASK: masks[:, 0]})
     assert combined[np.arange(ROWS), 0, drawn][explore].all()
@@ -255,6 +258,23 @@ def test_masks_of_arrays_are_those_of_tensors(choices: tuple[int, ...], stacked:
         assert list(masks.networks_see(observation)) == [OBSERVATION]
     assert EveryAction(4).acted(outputs, observation) is outputs
     assert EveryAction(4).networks_see(observation) is observation
+
+
+def test_actions_that_are_not_possible_have_no_gradient() -> None:
+    rng = np.random.default_rng(4)
+    masks = MaskedActions((5,), stacked=False, combined=False)
+    possible = masks_of(spec_of(), (6, 1), rng)
+    seen = {ACTION_MASK: torch.from_numpy(possible)}
+    action, policy = torch.from_numpy(possible.argmax(axis=2)), Categorical((5,), vector=False)
+    found = []
+    for ways in (lambda x: masks.unrolled(x, seen), lambda x: masks.added(x, masks.addends(seen))):
+        outputs = torch.arange(30.0).reshape(1, 6, 5).requires_grad_()
+        score = policy.score(ways(outputs)[0], action)
+        (score.log_prob - 0.1 * score.entropy).sum().backward()
+        found.append(outputs.grad)
+        assert (found[-1][0].numpy()[~possible[:, 0]] == 0.0).all()
+        assert (found[-1][0].numpy()[possible[:, 0]] != 0.0).any()
+    torch.testing.assert_close(*found)
 
 
 def test_random_possible_actions_are_uniform() -> None:

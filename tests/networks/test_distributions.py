@@ -17,8 +17,8 @@ from apexrl.networks.distributions import (
     Categorical,
     Distribution,
     Gaussian,
+    Score,
     log_softmax,
-    softmax,
 )
 
 RNG = np.random.default_rng
@@ -211,6 +211,16 @@ def test_softmaxes_by_columns_are_those_by_rows(n: int) -> None:
         assert x.grad is not None
         return y.detach(), x.grad
 
-    for ours, pytorchs in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
-        torch.testing.assert_close(found(ours), found(lambda x, of=pytorchs: of(x, dim=1)))
-    assert (softmax(logits)[logits < -1e29] == 0).all()
+    torch.testing.assert_close(found(log_softmax), found(lambda x: torch.log_softmax(x, dim=1)))
+    action, policy = logits.argmax(dim=1), Categorical((n,), vector=False)
+    log_p = torch.log_softmax(logits, dim=1)
+    entropy = -(log_p.exp() * log_p).sum(dim=1)
+    torch.testing.assert_close(policy.score(logits, action), Score(log_p.gather(1, action[:, None])[:, 0], entropy))
+    torch.testing.assert_close(policy.log_probs(logits), log_p)
+
+
+def test_log_probabilities_of_combinations_are_sums_of_those_of_choices() -> None:
+    outputs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    first, second = torch.log_softmax(outputs[:, :2], 1), torch.log_softmax(outputs[:, 2:], 1)
+    wanted = torch.stack([first[:, i] + second[:, j] for i in range(2) for j in range(3)], dim=1)
+    torch.testing.assert_close(Categorical((2, 3), vector=True).log_probs(outputs), wanted)

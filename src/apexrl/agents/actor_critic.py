@@ -221,7 +221,8 @@ class ActorCritic:
 
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first."""
-        return unrolls(batch, "action" if self._box is None else SAMPLE, tuple(self._memory_shapes), self._device)
+        handed = unrolls(batch, "action" if self._box is None else SAMPLE, tuple(self._memory_shapes), self._device)
+        return handed._replace(observation=self._masks.addends(handed.observation))
 
     gradients, apply = unroll_updates.gradients, unroll_updates.apply
     update, steps = unroll_updates.update, unroll_updates.steps
@@ -256,7 +257,7 @@ class ActorCritic:
         memory = self._state(batch.state)
         outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
         steps = len(batch.mask)
-        outputs = self._masks.unrolled(outputs[:steps], batch.observation)
+        outputs = self._masks.added(outputs[:steps], batch.observation)
         log_prob, entropy = self._policy.score(outputs.flatten(0, 1), batch.action.flatten(0, 1))
         values = self._normalizer.values().of(values)
         return Evaluated(log_prob.view(batch.mask.shape), entropy.view(batch.mask.shape), values)

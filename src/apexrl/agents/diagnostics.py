@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from apexrl.spec import ACTION_MASK
+
 RELU = frozenset((torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_, torch.nn.functional.relu))
 Metrics = dict[str, float]
 
@@ -126,7 +128,8 @@ def of_weighted(batch: Weighted, networks: Mapping[str, Recorded], units: DeadUn
 def of_inputs(observation: Mapping[str, Tensor], reward: Tensor) -> Metrics:
     """``observation_size``, root mean square of the field in which it is largest, images and numbers of categories left
     out; and ``reward_size``, root mean square of the rewards learned from."""
-    sizes = [_rms(value) for value in observation.values() if value.dtype.is_floating_point and value.numel()]
+    shown = [value for name, value in observation.items() if name != ACTION_MASK]
+    sizes = [_rms(value) for value in shown if value.dtype.is_floating_point and value.numel()]
     found = {"observation_size": max(sizes)} if sizes else {}
     return found | {"reward_size": _rms(reward)}
 

@@ -376,11 +376,7 @@ class HybridSAC(SAC):
     def _drawn(self, observation: Observation, noise: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """log π [B, n] of all combinations of choices, unit numbers [B, d], and log π [B] of these."""
         logits, (mean, log_std) = self._split(self._policy.network(observation))
-        each = [torch.log_softmax(part, dim=1) for part in torch.split(logits, list(self._hybrid.nvec), dim=1)]
-        log_probs = each[0]
-        for other in each[1:]:
-            log_probs = (log_probs.unsqueeze(2) + other.unsqueeze(1)).flatten(1)
-        return log_probs, *squash(mean, log_std, noise(mean))
+        return self._softmax.log_probs(logits), *squash(mean, log_std, noise(mean))
 
     def _target(self, batch: Transitions, later: Tensor, log_probs: Tensor, next_log_prob: Tensor) -> Tensor:
         """y [B] of the critics' answers at (s', a'), [K, B, n]."""

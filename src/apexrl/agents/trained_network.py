@@ -136,6 +136,11 @@ class Trained(Generic[N]):
             parameter.grad = None
         return target, FlatParameters(target)
 
+    @cached_property
+    def _each(self) -> list[nn.Parameter]:
+        """The network's parameters, which PyTorch looks for in every module."""
+        return list(self.network.parameters())
+
     def differentiate(self, loss: Tensor) -> None:
         """Overwrite ``gradient`` with ∂loss/∂parameters; of frozen ones it is 0, and no optimizer moves them.
 
@@ -145,7 +150,7 @@ class Trained(Generic[N]):
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise AgentError(f"an agent's loss must be a scalar tensor, and it is {_spelled(loss)}")
         self.gradient.zero_()
-        learning = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        learning = [parameter for parameter in self._each if parameter.requires_grad]
         loss.backward(inputs=learning)  # type: ignore[no-untyped-call]
 
     def clip(self, updates: int, priorities: NDArray[np.float32] | None = None) -> float:

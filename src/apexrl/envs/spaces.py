@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import gymnasium as gym
@@ -47,7 +45,9 @@ class Leaf:
 
     def of(self, observation: Any) -> Any:
         """Its value in an observation, or its values in a batch."""
-        return reduce(getitem, self.path, observation)
+        for key in self.path:
+            observation = observation[key]
+        return observation
 
     def store(self, observation: Any, rows: Mapping[str, Array], row: int) -> int:
         """Write its value in one observation into a row of named arrays; returns how much was cut off.

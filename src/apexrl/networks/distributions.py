@@ -29,11 +29,6 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # ours: beyond them a density says more of
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def softmax(logits: Tensor) -> Tensor:
-    """Of rows [B, n]."""
-    return torch.softmax(logits, 1) if _long(logits) else torch.softmax(logits.t().contiguous(), 0).t()
-
-
 def log_softmax(logits: Tensor) -> Tensor:
     """Of rows [B, n]."""
     return torch.log_softmax(logits, 1) if _long(logits) else torch.log_softmax(logits.t().contiguous(), 0).t()
@@ -118,13 +113,23 @@ class Categorical:
                 chosen.append((ends[:, :-1] <= noise[:, number : number + 1]).sum(dim=1))
         return torch.stack(chosen, dim=1) if self._vector else chosen[0]
 
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """log π [B, n] of every combination of choices, the last varying fastest."""
+        found, *others = (torch.log_softmax(outputs[:, place], dim=1) for place in self._places)
+        for other in others:
+            found = (found.unsqueeze(2) + other.unsqueeze(1)).flatten(1)
+        return found
+
     def score(self, outputs: Tensor, action: Tensor) -> Score:
         chosen = action.view(len(outputs), len(self._nvec))
         log_prob, entropy = [], []
         for number, place in enumerate(self._places):
-            log_p = log_softmax(outputs[:, place])
-            log_prob.append(log_p.gather(1, chosen[:, number : number + 1]).squeeze(1))
-            entropy.append(-(softmax(outputs[:, place]) * log_p).sum(dim=1))
+            logits, taken = outputs[:, place], chosen[:, number]
+            axis = int(_long(logits))
+            logits = logits if axis else logits.t().contiguous()
+            log_p = torch.log_softmax(logits, axis)
+            log_prob.append(log_p.gather(axis, taken.unsqueeze(axis)).squeeze(axis))
+            entropy.append(-(torch.softmax(logits, axis) * log_p).sum(dim=axis))
         if len(self._nvec) == 1:
             return Score(log_prob[0], entropy[0])
         return Score(torch.stack(log_prob).sum(dim=0), torch.stack(entropy).sum(dim=0))
