@@ -6,13 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from spoilt_runs import CASES, RUNS, shorten, train
 
 from apexrl.cli.main import main
-from apexrl.config import Config
+from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import LISTED, Cause
@@ -114,6 +114,14 @@ def test_settings_that_the_agent_does_not_read_are_not_blamed() -> None:
     names = {cause.name for cause in diagnose(noisy)}
     assert "exploration_none" not in names
     assert "exploration_none" in {cause.name for cause in diagnose(stands)}
+
+
+@pytest.mark.parametrize("optimizer", get_args(get_type_hints(AgentConfig)["optimizer"]))
+def test_steps_of_every_optimizer_are_judged(optimizer: str) -> None:
+    rates = {100.0: "learning_rate_large", 1e-9: "learning_rate_small"}
+    for rate, name in rates.items():
+        causes = diagnose(record(optimizer=optimizer, learning_rate=rate))
+        assert [cause.name for cause in causes if cause.name.startswith("learning_rate")] == [name]
 
 
 def test_a_game_of_fixed_length_is_no_time_limit() -> None:
