@@ -124,6 +124,31 @@ def test_steps_of_every_optimizer_are_judged(optimizer: str) -> None:
         assert [cause.name for cause in causes if cause.name.startswith("learning_rate")] == [name]
 
 
+@pytest.mark.parametrize(("polyak", "still"), [(1e-7, True), (1e-4, True), (0.005, False), (0.0, True)])
+def test_a_target_that_follows_too_slowly_stands_still(polyak: float, still: bool) -> None:
+    rows = [{"kind": "status", "updates": 2_000, "env_steps": 8_000}]
+    settings = flat(override(Config(), {"polyak": polyak, "target_period_updates": 1_500}))
+    found = [cause for cause in diagnose(RunRecord(settings, rows)) if cause.name == "target_rare"]
+    assert bool(found) == still
+    for cause in found:
+        assert cause.change == ("--polyak 0.005" if polyak else "--target-period-updates 100")
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "change"),
+    [
+        ({"normalize_observations": True}, 0.0, "return from env.step()"),
+        ({"normalize_observations": True, "observation_clip": 5e-4}, 5e-4, "--observation-clip 10"),
+        ({}, 0.0, "return from env.step()"),
+        ({}, 1e-4, "--normalize-observations"),
+    ],
+)
+def test_observations_that_say_nothing_are_told_from_small_ones(settings: Any, size: float, change: str) -> None:
+    rows = [{"kind": "status", "updates": updates, "agent/observation_size": size} for updates in (1, 2)]
+    found = diagnose(RunRecord(flat(override(Config(), settings)), rows))
+    assert [cause.change.startswith(change) for cause in found if cause.name == "observations_small"] == [True]
+
+
 def test_a_game_of_fixed_length_is_no_time_limit() -> None:
     rounds = tuple(evaluation(8, mean=mean) for mean in (1.0, 2.0, 3.0))
     assert diagnose(RunRecord(flat(Config()), (), rounds)) == []
