@@ -91,15 +91,14 @@ _TEAMS: Settings = {
     "target_period_updates": 200,
     "exploration_steps": 0,
 }
-_NOISE: Settings = {"exploration_steps": 0}  # explores by itself
 _Q_OWN: Mapping[str, Settings] = {
     "vdn": _TEAMS,
     "qmix": _TEAMS,
     "c51": CATEGORIES,
     "qr_dqn": {"quantiles": 50},  # 200 are for Atari; rl-zoo's CartPole has 10
     "iqn": {"quantile_samples": 8, "batch_size": 64},  # the paper: 8 do nearly as well; an update costs a fifth
-    "noisy_dqn": _NOISE,
-    "rainbow": CATEGORIES | _NOISE,
+    "noisy_dqn": {"exploration_steps": 0},  # its noise explores
+    "rainbow": CATEGORIES | {"exploration_steps": 0},
     # γ ends at the family's: the longer it looks, the more the size of returns changes with each reset
     "bbf": CATEGORIES | {"optimizer": "adamw", "updates_per_step": 1.0, "batch_size": 32},
     # Its bonus is for the first reward. τ of the paper is for returns many times as large as scaled ones
@@ -349,6 +348,8 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         found["gamma"] = _within_episode(found["gamma"], facts.time_limit)
     if "capacity" in found:
         found |= _room(found, "sequence_stride" in found, facts)
+    if env_steps and "exploration_steps" in found:  # also a short run is to act by what it learned
+        found["exploration_steps"] = min(found["exploration_steps"], env_steps // 4)
     if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
         found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])
     return found
