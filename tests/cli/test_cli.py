@@ -100,6 +100,32 @@ def test_an_environment_of_ones_own(started: list[Any]) -> None:
     assert config.preset == ""
 
 
+OWN_ENVS = """
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+class Plant(CartPoleEnv):
+    pass
+
+def plant(**kwargs):
+    return Plant(**kwargs)
+
+gym.register("Plant", "plants:Plant")
+"""
+
+
+def test_an_environment_of_ones_own_by_its_maker(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plants.py").write_text(OWN_ENVS)
+    found = the_config("--env", "plants:plant", "--agent", "dqn", runs=started).env.env
+    assert found is sys.modules["plants"].plant
+    assert 'callable = "plants:plant"' in convert.to_toml(started[-1][0])
+    assert the_config("--env", "plants:Plant", "--agent", "dqn", runs=started).env.env == "plants:Plant"  # an id
+
+
 def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path: Path) -> None:
     first = convert.override(preset("catch").config, {"actors": 9, "name": "first"})
     (tmp_path / "config.toml").write_text(convert.to_toml(first))

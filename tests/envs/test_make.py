@@ -11,6 +11,7 @@ import pytest
 from apexrl.config import EnvConfig
 from apexrl.envs import env_name, env_spec_and_limit, make_env, make_vector
 from apexrl.envs.lockstep import LoopRows
+from apexrl.envs.make import has_limit
 from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.toy import Catch
 from apexrl.errors import EnvError
@@ -177,3 +178,11 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym, "make", lambda *_, **__: needs_box2d())
     with pytest.raises(EnvError, match=r"Box2D is not installed.*pip install 'apexrl\[box2d\]'"):
         make_env(EnvConfig(env="NeedsBox2D-v0"))
+
+
+def test_a_time_limit_is_known_from_the_configuration_the_registry_or_atari() -> None:
+    assert has_limit(EnvConfig(env="CartPole-v1"))
+    assert not has_limit(EnvConfig(env="CliffWalking-v1"))
+    assert has_limit(EnvConfig(env="CliffWalking-v1", max_episode_steps=100))
+    assert not has_limit(EnvConfig(env=gym.Wrapper))
+    assert has_limit(EnvConfig(env="ALE/Pong-v5", atari=True))

@@ -198,6 +198,16 @@ def test_begins_with_small_steps_in_boxes_of_vectors(agent: str, topology: str) 
     assert found == {("box", "vector"): "radam", ("box", "image"): "adam", ("discrete", "vector"): "adam"}
 
 
+@pytest.mark.parametrize(
+    ("agent", "steps"),
+    [("dqn", 10_000), ("c51", 10_000), ("bbf", 10_000), ("noisy_dqn", 0), ("rainbow", 0), ("qmix", 0)],
+)
+def test_epsilon_falls_from_one_where_nothing_else_explores_vectors(agent: str, steps: int) -> None:
+    for env_steps, most in ((0, 10_000), (8_000, 2_000), (1_000_000, 10_000)):
+        found = default_settings.default_settings(agent, "apex", facts(), env_steps=env_steps)
+        assert found["exploration_steps"] == min(steps, most)
+
+
 def test_rainbows_noise_goes_on_where_observations_are_vectors() -> None:
     assert default_settings.default_settings("rainbow", "apex", facts())["noise_period"] == 4
     assert "noise_period" not in default_settings.default_settings("rainbow", "apex", facts(seen="image"))

@@ -6,13 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from spoilt_runs import CASES, RUNS, shorten, train
 
 from apexrl.cli.main import main
-from apexrl.config import Config
+from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
 from apexrl.report.diagnosis import diagnose
 from apexrl.report.diagnosis.finding import LISTED, Cause
@@ -114,6 +114,39 @@ def test_settings_that_the_agent_does_not_read_are_not_blamed() -> None:
     names = {cause.name for cause in diagnose(noisy)}
     assert "exploration_none" not in names
     assert "exploration_none" in {cause.name for cause in diagnose(stands)}
+
+
+@pytest.mark.parametrize("optimizer", get_args(get_type_hints(AgentConfig)["optimizer"]))
+def test_steps_of_every_optimizer_are_judged(optimizer: str) -> None:
+    rates = {100.0: "learning_rate_large", 1e-9: "learning_rate_small"}
+    for rate, name in rates.items():
+        causes = diagnose(record(optimizer=optimizer, learning_rate=rate))
+        assert [cause.name for cause in causes if cause.name.startswith("learning_rate")] == [name]
+
+
+@pytest.mark.parametrize(("polyak", "still"), [(1e-7, True), (1e-4, True), (0.005, False), (0.0, True)])
+def test_a_target_that_follows_too_slowly_stands_still(polyak: float, still: bool) -> None:
+    rows = [{"kind": "status", "updates": 2_000, "env_steps": 8_000}]
+    settings = flat(override(Config(), {"polyak": polyak, "target_period_updates": 1_500}))
+    found = [cause for cause in diagnose(RunRecord(settings, rows)) if cause.name == "target_rare"]
+    assert bool(found) == still
+    for cause in found:
+        assert cause.change == ("--polyak 0.005" if polyak else "--target-period-updates 100")
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "change"),
+    [
+        ({"normalize_observations": True}, 0.0, "return from env.step()"),
+        ({"normalize_observations": True, "observation_clip": 5e-4}, 5e-4, "--observation-clip 10"),
+        ({}, 0.0, "return from env.step()"),
+        ({}, 1e-4, "--normalize-observations"),
+    ],
+)
+def test_observations_that_say_nothing_are_told_from_small_ones(settings: Any, size: float, change: str) -> None:
+    rows = [{"kind": "status", "updates": updates, "agent/observation_size": size} for updates in (1, 2)]
+    found = diagnose(RunRecord(flat(override(Config(), settings)), rows))
+    assert [cause.change.startswith(change) for cause in found if cause.name == "observations_small"] == [True]
 
 
 def test_a_game_of_fixed_length_is_no_time_limit() -> None:

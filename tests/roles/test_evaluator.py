@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -339,7 +340,7 @@ def test_a_final_evaluation_ends_at_its_time_limit(stage: Any) -> None:
     settings = replace(CONFIG.evaluator, eval_timeout=1e-9)
     measured(stage, settings, 2)
     assert stage.values("evaluation") == []
-    assert all("an evaluation took longer" in values["text"] for values in stage.values("log"))
+    assert all("an evaluation was given up" in values["text"] for values in stage.values("log"))
 
 
 @pytest.mark.parametrize("looked", [True, False])
@@ -404,6 +405,46 @@ def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run
     assert stage.values("evaluation") == []
     (said,) = stage.values("log")
     assert "0 episodes ended" in said["text"]
+
+
+class Round(gym.Env[Any, Any]):
+    """Ends by action 1 alone, and has no time limit."""
+
+    observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(4, np.float32), 1.0, bool(action), False, {}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("serial", "limit", "patience"), [(True, 0, 60.0), (False, 0, 0.0), (True, 300, 60.0)])
+def test_a_policy_that_goes_in_circles_is_given_up_where_no_limit_is_known(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, limit: int, patience: float
+) -> None:
+    monkeypatch.setattr("apexrl.roles.evaluator._PATIENCE_STEPS", 100)
+    monkeypatch.setattr("apexrl.roles.evaluator._PATIENCE_SECONDS", patience)
+    spec, weights = published(1)
+    env = EnvConfig(env=Round, max_episode_steps=limit)
+    evaluator = Evaluator(
+        stage.context("evaluator"), config=replace(CONFIG, env=env, serial=serial), spec=spec, weights=weights
+    )
+    evaluator._agent = Still()  # type: ignore[assignment]
+    evaluator._agent.load = lambda weights: None  # type: ignore[method-assign]
+    stage.run.totals.update(episodes=100, env_steps=2_000)  # episodes of training end after 20 steps
+    assert evaluator.step()
+    trial = evaluator._trial
+    while evaluator._trial is not None:
+        assert evaluator.step()
+    assert trial is not None
+    assert trial.steps == (2 * limit + 1 if limit else 200)  # two episodes with a reset between them; ten such ones
+    assert len(stage.values("evaluation")) == bool(limit)
+    said = [values["text"] for values in stage.values("log")]
+    assert ["0 episodes ended" in text for text in said] == [True] * (not limit)
+    evaluator.close()
+    assert len(stage.values("evaluation")) == 3 * bool(limit)
 
 
 def test_an_evaluation_without_an_end_warns_once_where_no_episode_of_the_run_has_ended(stage: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -13,6 +14,7 @@ import tyro
 
 from apexrl.config import Config
 from apexrl.config.convert import OWN
+from apexrl.config.game_names import is_game
 from apexrl.config.settings import Range, Setting, settings_of
 
 T = TypeVar("T")
@@ -136,12 +138,27 @@ def registry() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="ID|MODULE:ID",
-            instance_from_str=lambda words: words[0],
+            instance_from_str=lambda words: _read_env(words[0]),
             is_instance=lambda value: isinstance(value, str) or callable(value),
             str_from_instance=lambda value: [value if isinstance(value, str) else "(callable)"],
         )
 
     return registry
+
+
+def _read_env(word: str) -> str | Callable[..., Any]:
+    """The class or function that ``module:name`` names, where it is no id that is registered; else the word itself,
+    and who makes the environment says what is wrong with it."""
+    import gymnasium as gym
+
+    module, _, name = word.rpartition(":")
+    if not module or is_game(word):
+        return word
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:
+        return word
+    return found if callable(found) and name not in gym.registry else word
 
 
 def _read_integer(word: str) -> int:

@@ -22,7 +22,7 @@ class EnvConfig(AgentGameSettings):
 
     env: str | Callable[..., Any] = "CartPole-v1"
     """Gymnasium id, package.module:Id-v0 (imported first), envpool:Task, or package.module:parallel_env of PettingZoo.
-    From Python also a callable that returns an env or, with the parameter num_envs, a vector env."""
+    Also a callable that returns an env or, with the parameter num_envs, a vector env: as a flag package.module:NAME."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor."""
     atari: bool = False

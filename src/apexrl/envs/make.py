@@ -179,6 +179,13 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
         return spec, config.max_episode_steps or own
 
 
+def has_limit(config: EnvConfig) -> bool:
+    """Whether an environment that was made is known to end its episodes: by the limit of ``config``, that of Atari
+    games, or the one that it is registered with."""
+    registered = gym.registry.get(env_name(config).rpartition(":")[2])
+    return bool(config.max_episode_steps or config.atari or (registered and registered.max_episode_steps))
+
+
 @contextmanager
 def single_env(config: EnvConfig) -> Iterator[gym.Env[Any, Any]]:
     """``make_env``, closed at the end; an error of that is a warning."""

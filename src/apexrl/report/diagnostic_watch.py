@@ -40,7 +40,12 @@ class DiagnosticWatch:
         if not status.metrics or status.metrics == self._metrics:
             return
         self._metrics = dict(status.metrics)
-        values = {**self._metrics, "policy_lag_mean": status.policy_lag.mean, "overestimation": self._overestimation}
+        values = {
+            **self._metrics,
+            "policy_lag_mean": status.policy_lag.mean,
+            "overestimation": self._overestimation,
+            "samples_per_insert": status.samples_per_insert or math.nan,  # 0: nothing is inserted, as of a dataset
+        }
         self._found = outside(values, self._family)
         names = {one.diagnostic.name for one in self._found}
         self._reports = Counter({name: self._reports[name] + 1 for name in names})

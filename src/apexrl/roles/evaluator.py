@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
+_PATIENCE_STEPS = 10_000  # and of each environment, where no time limit is known
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -64,6 +65,7 @@ class Evaluator:
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class
         from apexrl.envs import FrameStack
+        from apexrl.envs.make import has_limit
 
         settings = config.evaluator
         envs = min(settings.eval_envs, settings.eval_episodes)
@@ -77,6 +79,7 @@ class Evaluator:
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
         players = opponents(context, config, config.env.eval_opponents)
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
+        self._limited = has_limit(config.env)
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
@@ -111,8 +114,8 @@ class Evaluator:
             rest = 0.0 if self._serial else self._trial.queued
             self._next_start = max(self._next_start, self._context.clock() + rest)
             self._trial = None
-        elif self._trial.late(self._settings.eval_timeout):
-            self._context.send("log", text=self._trial.overdue(self._settings.eval_timeout), level="warning")
+        elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial, _PATIENCE_SECONDS):
+            self._context.send("log", text=self._trial.overdue(), level="warning")
             self._trial = None
         elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
             self._warned = True
@@ -182,22 +185,31 @@ class Evaluator:
 
     def _finish(self, trial: Trial) -> bool:
         """Play a trial to its end. False: it was cut short by haste or its time limit, which is a minute or as long as
-        the run took where no episode has ended in it."""
+        the run took where no episode has ended in it, nor in the run; or by ``_circles``."""
         running, limit = True, self._settings.eval_timeout
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
         while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
                 running = trial.step()
-            if running and trial.late(lasted) and self._endless(trial):
-                limit = min(limit, lasted)
+            if running and ((trial.late(lasted) and self._endless(trial)) or self._circles(trial, lasted)):
+                limit = 0.0
         if running and not self._context.hurried():
-            self._context.send("log", text=trial.overdue(limit), level="warning")
+            self._context.send("log", text=trial.overdue(), level="warning")
         return not running
 
     def _endless(self, trial: Trial) -> bool:
         """Whether no episode has ended, neither in the run nor in this trial."""
         return self._best is None and not trial.returns and not self._context.total("episodes")
+
+    def _circles(self, trial: Trial, seconds: float) -> bool:
+        """Whether a policy seems to go on for ever: no time limit is known, and no episode of its trial has ended in
+        ten times the steps of those in training, nor in ``seconds``, on which a serial run does not depend."""
+        if self._limited or trial.returns or not (self._serial or trial.late(seconds)):
+            return False
+        episodes = self._context.total("episodes")
+        usual = self._context.total("env_steps") / episodes if episodes else 0.0
+        return trial.steps >= max(_PATIENCE_STEPS, 10.0 * usual)
 
     def _pull(self) -> bool:
         """Take weights that were not measured yet, if there are any."""
@@ -315,6 +327,7 @@ class Trial:
         self._state: State = None
         self._seen = frames.push(env.reset(seed))
         self.returns: list[float] = []
+        self.steps = 0  # of each environment
         self._told = Spreads()
         self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
         self._began = time.monotonic()
@@ -328,11 +341,11 @@ class Trial:
     def late(self, seconds: float) -> bool:
         return time.monotonic() - self._began > seconds
 
-    def overdue(self, seconds: float) -> str:
+    def overdue(self) -> str:
         return (
-            f"an evaluation took longer than {seconds:.3g} s (at most --eval-timeout; where no episode of the run has "
-            f"ended, a minute or as long as the run): {len(self.returns)} episodes ended. Give the environment a time "
-            "limit, or a shorter one, with --max-episode-steps"
+            f"an evaluation was given up after {time.monotonic() - self._began:.3g} s and {self.steps:,} steps of each "
+            f"environment (at most --eval-timeout, less where no episode ends): {len(self.returns)} episodes ended. "
+            "Give the environment a time limit, or a shorter one, with --max-episode-steps"
         )
 
     def step(self) -> bool:
@@ -347,6 +360,7 @@ class Trial:
             self._check.first(actions, self._env.num_envs)
         if self._changes is not None:
             actions = self._changes.of(np.asarray(actions), self._seen)
+        self.steps += 1
         try:
             stepped = self._env.step(actions)
         except Exception:

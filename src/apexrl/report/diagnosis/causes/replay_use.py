@@ -11,6 +11,7 @@ SMALL = 1_000  # steps
 FEW_UPDATES = 500
 ENOUGH_STEPS = 5_000
 READINGS = 8.0  # of each step, to be suggested
+FOLLOWED = 0.5  # of the way from a target network's first weights to the learned ones
 
 
 def replay_small(record: RunRecord) -> Cause | None:
@@ -60,17 +61,24 @@ def updates_few(record: RunRecord) -> Cause | None:
 
 
 def target_rare(record: RunRecord) -> Cause | None:
-    """The target network was copied so seldom that values reach only a few steps back."""
-    if record.family == "unrolls" or not record.reads("target_period_updates") or record.setting("polyak"):
+    """The target network was copied so seldom, or follows so slowly, that values reach only a few steps back."""
+    if record.family == "unrolls" or record.updates < FEW_UPDATES:
         return None
-    period, updates = record.setting("target_period_updates", 1.0), record.updates
-    copies = int(updates // period)
-    if updates < FEW_UPDATES or copies >= 5:
+    updates, polyak = record.updates, record.setting("polyak")
+    if record.reads("polyak") and polyak:
+        followed = 1.0 - (1.0 - polyak) ** updates
+        if followed >= FOLLOWED:
+            return None
+        said, confidence = f"the target went {followed:.1%} of the way", 0.8 if followed < FOLLOWED / 5 else 0.4
+        change = as_flag("polyak", 0.005)
+    elif record.reads("target_period_updates"):
+        copies = int(updates // record.setting("target_period_updates", 1.0))
+        if copies >= 5:
+            return None
+        said, confidence = f"{copies} copies", 0.8 if copies < 2 else 0.4
+        change = as_flag("target_period_updates", max(1, int(updates // 20)))
+    else:
         return None
-    return Cause(
-        "target_rare",
-        "The target network stands still",
-        0.8 if copies < 2 else 0.4,
-        (record.given("target_period_updates"), Evidence(f"{copies} copies in {count(updates)} updates", METRICS)),
-        as_flag("target_period_updates", max(1, int(updates // 20))),
-    )
+    setting = record.given("polyak" if polyak else "target_period_updates")
+    evidence = (setting, Evidence(f"{said} in {count(updates)} updates", METRICS))
+    return Cause("target_rare", "The target network stands still", confidence, evidence, change)

@@ -9,6 +9,8 @@ from apexrl.report.diagnosis.finding import Cause, Evidence
 from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 from apexrl.report.number_format import number
 
+CLIPPED = 0.1  # deviations
+
 
 def rewards_large(record: RunRecord) -> Cause | None:
     """Rewards are so large that errors and gradients are out of proportion to everything else."""
@@ -42,9 +44,19 @@ def observations_small(record: RunRecord) -> Cause | None:
     """Observations are so small that the network cannot tell them apart."""
     if not record.outside("observation_size", above=False):
         return None
-    title = "Observations are too small" if record.metric("observation_size") else "All observations are zero"
-    change = as_flag("normalize_observations", True)
-    return Cause("observations_small", title, 0.6, (record.seen("observation_size"),), change)
+    evidence = [record.seen("observation_size")]
+    normalized, clip = bool(record.settings.get("normalize_observations")), record.setting("observation_clip", 10.0)
+    if normalized and clip < CLIPPED:
+        title, change = "Observations are clipped to almost nothing", as_flag("observation_clip", 10.0)
+        evidence.append(record.given("observation_clip"))
+    elif normalized or not record.metric("observation_size"):
+        title, change = (
+            "All observations are alike",
+            "return from env.step() what each step leads to",
+        )
+    else:
+        title, change = "Observations are too small", as_flag("normalize_observations", True)
+    return Cause("observations_small", title, 0.6, tuple(evidence), change)
 
 
 def support_narrow(record: RunRecord) -> Cause | None:

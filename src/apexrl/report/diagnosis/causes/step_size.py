@@ -8,7 +8,15 @@ from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
 from apexrl.report.diagnosis.recorded_run import SUMMARY, RunRecord
 
-USUAL = {"adam": (1e-5, 5e-3), "rmsprop": (1e-5, 1e-2), "adagrad": (1e-3, 0.2), "sgd": (1e-5, 0.5)}
+_ADAM = (1e-5, 5e-3)
+USUAL = {
+    "adam": _ADAM,
+    "adamw": _ADAM,
+    "radam": _ADAM,
+    "rmsprop": (1e-5, 1e-2),
+    "adagrad": (1e-3, 0.2),
+    "sgd": (1e-5, 0.5),
+}
 """Step sizes that published recipes use, by optimizer."""
 
 
@@ -28,7 +36,7 @@ def learning_rate_large(record: RunRecord) -> Cause | None:
         confidence += 0.5
     if len(evidence) == 1 and rate <= 2.0 * most:
         return None
-    better = min(rate / 10.0, 1e-3 if optimizer == "adam" else most / 5.0)
+    better = min(rate / 10.0, most / 5.0)
     return Cause(
         "learning_rate_large",
         "The learning rate is too large",
@@ -50,13 +58,13 @@ def learning_rate_small(record: RunRecord) -> Cause | None:
         confidence += 0.35
     if confidence < 0.1 or record.learned > 0.5:
         return None
-    better = 1e-3 if optimizer == "adam" else max(10.0 * rate, 10.0 * least)
+    better = max(10.0 * rate, 10.0 * least, 1e-3 if USUAL[optimizer] == _ADAM else 0.0)
     return Cause(
         "learning_rate_small",
         "The learning rate is too small",
         min(0.95, confidence),
         tuple(evidence),
-        as_flag("learning_rate", max(better, 10.0 * rate)),
+        as_flag("learning_rate", better),
     )
 
 
