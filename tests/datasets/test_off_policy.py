@@ -20,7 +20,7 @@ from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.off_policy import importance
 from apexrl.evaluation.off_policy.estimates import estimates
-from apexrl.evaluation.off_policy.fitted_q import Fit
+from apexrl.evaluation.off_policy.fitted_q import Fit, Recorded, fitted_q
 from apexrl.protocols import Acted
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
@@ -72,6 +72,23 @@ def test_every_estimate_has_the_true_value_in_its_interval(dataset: str) -> None
         assert one.low - 0.03 < truth < one.high + 0.03, (name, one, truth)
         assert abs(one.value - truth) < 0.1, (name, one, truth)
     assert 3 < found.effective < 300
+
+
+def test_answers_reach_as_far_as_gamma_does() -> None:
+    """Every step pays 1, for ever: 1/(1 − γ) = 50, of which targets that follow by 0.01 leave 15 after 500 updates."""
+    torch.set_num_threads(1)
+    rows, rng = 200, np.random.default_rng(0)
+    seen = {"observation": rng.normal(size=(rows, 2)).astype(np.float32)}
+    action, pays = rng.integers(2, size=rows), np.ones(rows, np.float32)
+    ends, episode = np.zeros(rows, np.bool_), np.repeat(np.arange(20), 10)
+    first = {"observation": seen["observation"][::10]}
+    data = Recorded(seen, action, pays, seen, action, ends, episode, first, action[::10])
+    spec = EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2))
+    small: dict[str, Any] = {"updates": 500, "critics": 2, "hidden": (16,), "learning_rate": 1e-2, "batch_size": 32}
+    assert fitted_q(spec, data, Fit(0.98, **small)).value == pytest.approx(50.0, rel=0.1)
+    assert fitted_q(spec, data, Fit(0.98, **small, polyak=0.01)).value < 30.0
+    assert Fit(0.98).following == pytest.approx(0.08)
+    assert Fit(0.995).least_updates == 3000
 
 
 def test_importance_sampling_is_unbiased_over_all_episodes_there_are() -> None:

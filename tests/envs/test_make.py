@@ -103,6 +103,20 @@ def test_an_environment_that_lacks_an_argument_says_how_it_is_given() -> None:
         make_env(EnvConfig(env=strict))
 
 
+def test_an_error_without_words_says_where_it_was_raised_and_which_extra_there_is() -> None:
+    def versions_differ(render_mode: str | None = None) -> None:
+        raise AssertionError
+
+    gym.register("mujoco-like-v0", lambda **kwargs: versions_differ())
+    try:
+        with pytest.raises(EnvError, match=r"AssertionError: in versions_differ, .*test_make\.py, line \d+\. The pack"):
+            make_env(EnvConfig(env="mujoco-like-v0"))
+    finally:
+        del gym.registry["mujoco-like-v0"]
+    with pytest.raises(EnvError, match=r"AssertionError: in versions_differ, .*test_make\.py, line \d+$"):
+        make_env(EnvConfig(env=versions_differ))
+
+
 def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypatch: pytest.MonkeyPatch) -> None:
     old = SimpleNamespace(envs=SimpleNamespace(registry={"Ancient-v0": None}))
     monkeypatch.setitem(sys.modules, "gym", old)  # type: ignore[arg-type]

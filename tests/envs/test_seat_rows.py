@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
@@ -123,6 +125,16 @@ def test_whoever_acts_gives_actions_in_the_form_of_their_space(maker: str) -> No
     rows.reset()
     steps = [rows.step(np.array([[0.0, 0.5, -0.5], [2.0, 1.0, 0.0]], np.float32)) for _ in range(3)]
     assert [step.terminated.all() for step in steps] == [False, True, False], "of four offers two are the seller's"
+
+
+@pytest.mark.parametrize("maker", ["parallel_env", "env"])
+def test_the_own_pool_plays_nobody_who_sees_something_else(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offer_toys.Offers.observation_space", lambda self, agent: Discrete(5 + (agent == "buyer")))
+    config = EnvConfig(env=f"offer_toys:{maker}", learned_agents=("seller",))
+    for own in ((), ("b*=self",), ("*=runs/buyers", "buyer=self")):
+        with pytest.raises(EnvError, match=r"buyer of offer_toys.* other observations .* --played-by 'buyer=RUN'"):
+            make_vector(replace(config, played_by=own), 2, 1)
+    make_vector(replace(config, played_by=("b*=runs/buyers",)), 2, 1).close()
 
 
 def test_every_game_is_closed_when_closing_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:

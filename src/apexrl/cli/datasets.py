@@ -120,6 +120,8 @@ def ope(words: list[str]) -> int:
     print(f"  {'dataset':8} {_spelled(found.recorded)}  its own policy")
     for name, one in found.estimates.items():
         print(f"  {name:8} {_spelled(one)}")
+    if FITTED in found.estimates and fit.updates < fit.least_updates:
+        print(f"  fqe is too near to 0: γ {gamma:g} looks further ahead; give it --updates {fit.least_updates} or more")
     if not math.isnan(found.effective):
         print(f"  importance weights: as much as {found.effective:.1f} equally weighted episodes say")
     return OK

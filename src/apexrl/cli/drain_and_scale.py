@@ -39,9 +39,10 @@ def drain(
         return say(f"host {host} may join {where} again" if answer == "done" else f"host {host} was not drained")
     connection, ends = Connection(server), time.monotonic() + wait_seconds
     try:
-        there = _members(look(connection, run), host)
+        view = look(connection, run)
+        there = _members(view, host)
         if not there:
-            return say(f"no host {host} is at {where} now; it will be refused")
+            return say(f"no host {host} is at {where} now; it will be refused; there are: {_known(view)}")
         say(f"host {host} was asked to leave {where}; it hands over what it has")
         if not wait_seconds:
             return 0
@@ -76,8 +77,7 @@ def scale(url: str, run: str, host: str, actors: int, console: Console | None = 
         return say(f"there is no {where}", 1)
     hosts = _members(view, host)
     if not hosts:
-        known = ", ".join(sorted({member.host for member in view.alive})[:8]) or "none"
-        return say(f"no host {host} is at {where}; there are: {known}", 1)
+        return say(f"no host {host} is at {where}; there are: {_known(view)}", 1)
     if len(hosts) > 1 and host != ALL:
         say(f"host {host} runs {len(hosts)} commands: each will bring {actors}")
     others = sum(len(member.slots) for member in view.alive if member not in hosts)
@@ -99,8 +99,14 @@ def _members(view: RunView, host: str) -> list[MemberView]:
     return [member for member in view.alive if member.kind == "host" and host in (ALL, member.host)]
 
 
+def _known(view: RunView) -> str:
+    """Names of hosts that are there, at most eight."""
+    return ", ".join(sorted({member.host for member in view.alive})[:8]) or "none"
+
+
 def checked_host(host: str, command: str) -> str:
-    """The host, which these commands cannot do without."""
+    """The host, which these commands cannot do without; also as ``apexrl status`` shows it, HOST:PID."""
     if not host:
         raise ConfigError(f"say which host: apexrl {command} HOST --redis URL --run NAME (apexrl status lists them)")
-    return host
+    name, _, process = host.rpartition(":")
+    return name if name and process.isdecimal() else host

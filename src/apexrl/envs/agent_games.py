@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from apexrl.config import EnvConfig
+from apexrl.config.agent_game_settings import OWN
 from apexrl.envs.agent_rows import AgentRows, Shown
 from apexrl.envs.lockstep import EnvCall
 from apexrl.envs.played_agents import PlayedAgents
@@ -60,11 +61,12 @@ def agent_rows(config: EnvConfig, rows: int, seed: int, call: EnvCall, players: 
     """So many environments whose agents act at the same time that they have at least ``rows`` agents to learn.
 
     Raises:
-        EnvError: agents take turns, or those to be learned have different spaces; or a wrapper is asked for that they
-            have not.
+        EnvError: agents take turns, or those to be learned have different spaces; the own pool is to play one of other
+            spaces; or a wrapper is asked for that they have not.
     """
     first, name = _first(config, "parallel"), str(config.env)
     learned = learned_agents(config, first.possible_agents)
+    _check_players(config, first, learned)
     games = [first, *(make_game(config) for _ in range(-(-rows // len(learned)) - 1))]
     shows = config.show_agent, config.show_state
     show = [Shown(game, name, learned, *shows) for game in games]
@@ -83,6 +85,7 @@ def seat_rows(config: EnvConfig, rows: int, seed: int, call: EnvCall, players: M
     """
     first, name = _first(config, "turns"), str(config.env)
     learned = learned_agents(config, first.possible_agents)
+    _check_players(config, first, learned)
     return SeatRows(
         [first, *(make_game(config) for _ in range(rows - 1))],
         name,
@@ -120,6 +123,23 @@ def learned_agents(config: EnvConfig, agents: Sequence[str]) -> list[str]:
     if not config.learned_agents:
         return list(agents)
     return [agent for agent in agents if any(fnmatchcase(agent, name) for name in config.learned_agents)]
+
+
+def _check_players(config: EnvConfig, game: Any, learned: Sequence[str]) -> None:
+    """Whether policies of the run's own pool can play those whom they are to play.
+
+    Raises:
+        EnvError: one of these has other spaces than the agents that are learned.
+    """
+    named = [entry.partition("=") for entry in config.played_by]
+    for agent in game.possible_agents:
+        runs = [run for names, _, run in named if fnmatchcase(agent, names)] or [OWN]
+        spaces = game.observation_space, game.action_space
+        if agent not in learned and OWN in runs and any(of(agent) != of(learned[0]) for of in spaces):
+            raise EnvError(
+                f"--learned-agents: {agent} of {config.env} has other observations or actions than {learned[0]}, so "
+                f"this run's own policies cannot play it; name a run whose policies do: --played-by '{agent}=RUN'"
+            )
 
 
 def _first(config: EnvConfig, kind: Kind, **more: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -276,10 +277,18 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"environment {name} is out of date: {error}") from error
     except Exception as error:
         with_kwargs = f" with {kwargs}" if kwargs else ""
-        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {error}"
+        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {str(error) or _place(error)}"
+        if isinstance(error, AssertionError) and (extra := _extra(name)):
+            what += f". The packages that it needs may not go together. {extra}"
         if isinstance(error, TypeError | ValueError):
             what += ". Arguments of its constructor: --env-kwargs NAME VALUE …"
         raise EnvError(what) from error
+
+
+def _place(error: Exception) -> str:
+    """Where an error without words was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"in {last.name}, {last.filename}, line {last.lineno}"
 
 
 def _extra(name: str) -> str:

@@ -125,6 +125,7 @@ def test_the_command_waits_until_the_host_has_left(
     console = Console(file=io.StringIO(), width=200)
     assert commands.drain(redis_server.url, "r", HERE, console=console) == 0
     assert f"no host {HERE} is at run r" in said(console)
+    assert "there are: none" in said(console)
     assert commands.drain(redis_server.url, "r", HERE, undo=True, console=console) == 0
     host = HostLease.join(server, record, 2)
     assert commands.drain(redis_server.url, "r", HERE, wait_seconds=0.1, console=console) == 1
@@ -160,3 +161,9 @@ def test_more_actors_than_there_are_slots_are_refused(
     assert f"there are: {HERE}" in said(console)
     for one in (*hosts, client):
         one.leave()
+
+
+@pytest.mark.parametrize("shown", ["gpu-9:1234", "gpu-9"])
+def test_a_host_is_named_as_its_status_shows_it(shown: str) -> None:
+    assert commands.checked_host(shown, "drain") == "gpu-9"
+    assert commands.checked_host("a:b", "drain") == "a:b"
