@@ -20,14 +20,15 @@ class PyInbox {
     if (stream >= inbox_.streams()) throw nb::index_error("no such stream");
     if (inbox_.leased()) inbox_.close(stream);
   }
-  // -> (status of the last chunk, chunks that are done with, why one is refused)
+  // `streams`: of each of the heads' sources. -> (status of the last chunk, chunks that are done with, why one is refused)
   std::tuple<CommitStatus, size_t, const char*> commit_frame(const std::vector<uint32_t>& streams, const ChunkHeads& chunks,
                                                              nb::handle body, uint32_t account, uint64_t sequence,
                                                              uint64_t item, size_t done) {
     Buffer buffer;
     if (!buffer.get(body.ptr(), PyBUF_C_CONTIGUOUS)) throw std::invalid_argument("a body is contiguous bytes");
     const auto& heads = chunks.heads;
-    bool known = streams.size() == heads.size() && account < inbox_.accounts();
+    const auto& places = chunks.places();
+    bool known = streams.size() == chunks.sources().size() && account < inbox_.accounts();
     for (const uint32_t stream : streams) known = known && stream < inbox_.streams();
     if (!known) throw nb::index_error("no such stream or account");
     if (!inbox_.leased()) return {CommitStatus::closed, done, nullptr};
@@ -38,7 +39,7 @@ class PyInbox {
     CommitStatus answer;
     {
       nb::gil_scoped_release release;
-      const auto commit = [&] { return inbox_.commit(streams.data(), heads, bytes, size, account, sequence, item, done, sound, why); };
+      const auto commit = [&] { return inbox_.commit(streams.data(), places.data(), heads, bytes, size, account, sequence, item, done, sound, why); };
       answer = commit();
       const auto owner = answer == CommitStatus::wait ? replay_->replay->owner() : nullptr;
       while (owner != nullptr && answer == CommitStatus::wait) {  // an owner in this process serves its own workers at once
@@ -127,11 +128,12 @@ void bind_chunks(nb::module_& m) {
       .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
       .def("items", &ChunkHeads::items, nb::arg("begin") = 0)
       .def_prop_ro("nbytes", &ChunkHeads::bytes)
-      .def_prop_ro("sources", [](const ChunkHeads& self) {
-        std::vector<uint64_t> sources;
-        for (const ChunkHead& head : self.heads) sources.push_back(head.source);
-        return sources;
-      });
+      .def_static("joined", [](const std::vector<const ChunkHeads*>& parts) {
+        ChunkHeads made;
+        for (const ChunkHeads* part : parts) made.heads.insert(made.heads.end(), part->heads.begin(), part->heads.end());
+        return made;
+      }, nb::arg("parts"))
+      .def_prop_ro("sources", &ChunkHeads::sources);
 
   // -> (status, heads, concatenated bodies)
   m.def("take_chunks", [](PyReplay& r, double linger, uint64_t most, uint64_t allowed) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstring>
+#include <unordered_map>
 #include <vector>
 
 #include "chunks.h"
@@ -24,6 +25,21 @@ class ChunkHeads {
     for (const ChunkHead& head : heads) sum += head.bytes;
     return sum;
   }
+
+  // The sources in order of their first chunk, and for each chunk the place of its own among them.
+  const std::vector<uint64_t>& sources() const {
+    if (places_.size() == heads.size()) return sources_;
+    sources_.clear(), places_.clear();
+    places_.reserve(heads.size());
+    std::unordered_map<uint64_t, uint32_t> known;
+    for (const ChunkHead& head : heads) {
+      const auto [at, fresh] = known.try_emplace(head.source, uint32_t(sources_.size()));
+      if (fresh) sources_.push_back(head.source);
+      places_.push_back(at->second);
+    }
+    return sources_;
+  }
+  const std::vector<uint32_t>& places() const { return sources(), places_; }
 
   std::vector<uint8_t> packed() const {
     std::vector<uint8_t> out;
@@ -109,6 +125,9 @@ class ChunkHeads {
   static void put(std::vector<uint8_t>& out, uint64_t value, int bytes) {
     for (int i = bytes - 1; i >= 0; --i) out.push_back(uint8_t(value >> (8 * i)));
   }
+
+  mutable std::vector<uint64_t> sources_;  // once asked for
+  mutable std::vector<uint32_t> places_;
 };
 
 }  // namespace apexrl

@@ -7,7 +7,8 @@ Experience: a sender and a receiver, each a process. *raw redis-py*: pipelines o
 the same bytes, as many at a time. *sender and receiver*: the link alone, chunks at hand. *replay to replay*: all that
 lies between an actor host's replay and the learner's, which is full and evicts. Every arm in every round, by turns the
 other way round; a fresh stream each time. The clock runs from the start of the sender until the receiver has
-acknowledged (and, in the last arm, committed) everything.
+acknowledged (and, in the last arm, committed) everything. *A chunk at a time* is an entry of the stream each in the raw
+loop; our sender joins those that wait for the server.
 
 Weights: 10 MB to 4 hosts of 8 actors each; how much the server sent tells how often each version travelled.
 """
@@ -51,9 +52,9 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("small, a chunk a frame", "small", 24_000, 1),
+    Case("small, a chunk at a time", "small", 24_000, 1),
     Case("small, frames as the uplink packs them", "small", 80_000, FRAME_BYTES),
-    Case("Atari, a chunk a frame", "atari", 800, 1),
+    Case("Atari, a chunk at a time", "atari", 800, 1),
 ]
 
 

@@ -262,8 +262,12 @@ class ChunkHeads:
         """In all chunks from ``begin`` on."""
     @property
     def nbytes(self) -> int: ...
+    @staticmethod
+    def joined(parts: Sequence[ChunkHeads]) -> ChunkHeads:
+        """Of all their chunks, in order."""
     @property
-    def sources(self) -> list[int]: ...
+    def sources(self) -> list[int]:
+        """Each once, in order of its first chunk."""
 
 def draw_choices(
     logits: NDArray[np.float32],
@@ -285,6 +289,10 @@ class Inbox:
     def commit_frame(
         self, streams: list[int], heads: ChunkHeads, body: Any, account: int, sequence: int, item: int, done: int
     ) -> tuple[CommitStatus, int, str | None]:
-        """(status of the last chunk, chunks that are done with, why one is refused)."""
+        """(status of the last chunk, chunks that are done with, why one is refused).
+
+        Args:
+            streams: one for each of ``heads.sources``.
+        """
     def all_settled(self) -> bool: ...
     def wait(self, seconds: float) -> None: ...

@@ -295,9 +295,7 @@ class ChunkSink:
         """``commit_frame``; also the status of the last chunk that was looked at."""
         row = self._receipts.account(sender)
         self._receipts.expect(row, sequence, item, heads)
-        sources = heads.sources
-        numbers = {source: self._stream(row, source) for source in dict.fromkeys(sources)}
-        streams = [numbers[source] for source in sources]
+        streams = [self._stream(row, source) for source in heads.sources]
         deadline = 0.0
         while True:
             before = done

@@ -67,7 +67,9 @@ class Ends:
         self.redis, self._stack = server, stack
 
     def sender(self, member: str = "m", **other: Any) -> ExperienceSender:
-        options: dict[str, Any] = {"run_id": "run", "generation": 1, "schema": SCHEMA, "window_bytes": 2**20, **other}
+        """Each body in a frame of its own, unless ``joined_bytes`` says otherwise."""
+        options: dict[str, Any] = {"run_id": "run", "generation": 1, "schema": SCHEMA, "window_bytes": 2**20}
+        options |= {"joined_bytes": 0, **other}
         sender = ExperienceSender(self.redis.server(), KEYS, member=member, **options)
         self._stack.callback(sender.close, 0.0)
         return sender

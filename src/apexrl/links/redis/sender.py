@@ -15,6 +15,7 @@ from apexrl.errors import LinkError
 from apexrl.links.backoff import Backoff
 from apexrl.links.redis.checked_values import PROTOCOLS
 from apexrl.links.redis.encoding import MOST_BODY_BYTES, FrameHead, encode_frame, packing
+from apexrl.links.redis.kept_frame import JOINED_BYTES, KeptFrame
 from apexrl.links.redis.keys import RunKeys
 from apexrl.links.redis.pipe import Pipe, command
 from apexrl.links.redis.server import DEFAULT_BULK_BYTES, TROUBLE, Server, explain
@@ -45,6 +46,8 @@ class ExperienceSender:
         when_full: ``wait`` (the caller checks ``room``) or ``drop-oldest``.
         compression: ``none`` or ``zlib``.
         protocol: of its frames; one that the run's learner speaks.
+        joined_bytes: bodies that wait together travel in one frame, up to this size. Not those that are packed, or may
+            be dropped: they count as what they are when they are offered.
         most_bulk: the server's (`ServerFacts`), until the sender's own connection has read it.
     """
 
@@ -61,11 +64,13 @@ class ExperienceSender:
         when_full: str = "wait",
         compression: str = "none",
         protocol: int = PROTOCOLS.least,
+        joined_bytes: int = JOINED_BYTES,
         most_bulk: int = DEFAULT_BULK_BYTES,
     ) -> None:
         self._server, self._keys = server, keys
         self._run_id, self._member, self._generation, self._schema = run_id, member, generation, schema
         self._window, self._drops, self._packed = window_bytes, when_full == "drop-oldest", packing(compression)
+        self._joined_bytes = 0 if self._drops or self._packed else joined_bytes
         self._protocol = protocol
         self._field = field_of(member, generation)
         self._pipe: Pipe | None = None
@@ -77,8 +82,8 @@ class ExperienceSender:
         self._look = command("HGET", keys.committed, self._field) + command(
             "GETRANGE", keys.steps, 0, LAST_OF_GENERATION
         )
-        self._queued: deque[_Kept] = deque()
-        self._sent: deque[_Kept] = deque()  # and taken by the server, uncommitted; older than those queued
+        self._queued: deque[KeptFrame] = deque()
+        self._sent: deque[KeptFrame] = deque()  # and taken by the server, uncommitted; older than those queued
         self._posted: _Posted | None = None
         self._deletes: list[bytes] = []  # entries of the present stream that were dropped after they were sent
         self._sure_until = 0.0  # monotonic time of the next check that the server has what was sent
@@ -130,26 +135,20 @@ class ExperienceSender:
                 f"and {MOST_CHUNKS} chunks that Redis at {self._server.address} and apexrl take: send fewer or smaller "
                 "chunks, or raise the server's proto-max-bulk-len"
             )
+        kept = self._queued[-1] if self._queued else None
+        if kept is None or not kept.takes(len(heads), len(body), self._joined_bytes):
+            kept = KeptFrame(self._sequence, self.sent_items)
+            self._queued.append(kept)
         items = heads.items()
-        head = FrameHead(
-            self._run_id,
-            self._schema,
-            self._member,
-            self._generation,
-            self._sequence,
-            self.sent_items,
-            msgspec.Raw(heads.pack()),
-            dict(counts),
-        )
-        front, wire = encode_frame(head, body, self._packed, self._protocol)
-        self._sequence += len(heads)
+        kept.add(heads, items, body, counts)
+        self._sequence = kept.end
         self.sent_items += items
-        kept = _Kept(self._sequence, items, front, wire)
-        if self._drops:
-            self._make_room(kept.nbytes)
-        self._queued.append(kept)
         self.uncommitted_items += items
-        self.uncommitted_bytes += kept.nbytes
+        self.uncommitted_bytes += len(body)
+        if kept.nbytes + len(body) > self._joined_bytes:  # another like it would not fit; the body is in the cache now
+            self._encode(kept)
+        if self._drops:
+            self._make_room(kept)
 
     def step(self, timeout: float) -> bool:
         """Send queued frames and read what was committed.
@@ -246,19 +245,41 @@ class ExperienceSender:
             raise refusal
         return moved
 
-    def _batch(self) -> list[_Kept]:
-        batch: list[_Kept] = []
+    def _batch(self) -> list[KeptFrame]:
+        batch: list[KeptFrame] = []
         nbytes = 0
         while self._queued and self._queued[0].nbytes > self._most_bulk:  # never to be sent to this server
             self._drop(self._queued.popleft())
         for kept in self._queued:
+            self._encode(kept)
             if batch and (nbytes + kept.nbytes > BATCH_BYTES or len(batch) == BATCH_FRAMES):
                 break
             batch.append(kept)
             nbytes += kept.nbytes
         return batch
 
-    def _taken(self, batch: list[_Kept], entries: list[bytes | None]) -> bool:
+    def _encode(self, kept: KeptFrame) -> None:
+        """Make the frame, which then grows no more."""
+        if kept.front:
+            return
+        heads = kept.heads[0] if len(kept.heads) == 1 else ChunkHeads.joined(kept.heads)
+        head = FrameHead(
+            self._run_id,
+            self._schema,
+            self._member,
+            self._generation,
+            kept.sequence,
+            kept.item_index,
+            msgspec.Raw(heads.pack()),
+            kept.counts,
+        )
+        before = kept.nbytes
+        kept.front, kept.body = encode_frame(head, b"".join(kept.bodies), self._packed, self._protocol)
+        kept.nbytes = len(kept.front) + len(kept.body)
+        kept.heads, kept.bodies = [], []
+        self.uncommitted_bytes += kept.nbytes - before
+
+    def _taken(self, batch: list[KeptFrame], entries: list[bytes | None]) -> bool:
         """Move a batch from queued to sent, if the stream existed."""
         if None in entries:  # the stream is gone: wait until the receiver has created another
             self._stream_generation = b""
@@ -302,7 +323,7 @@ class ExperienceSender:
         self.committed_sequence = max(self.committed_sequence, sequence)
         return moved
 
-    def _judge(self, doubted: _Kept, there: Any) -> None:
+    def _judge(self, doubted: KeptFrame, there: Any) -> None:
         """Queue again what the server lost before it was committed."""
         self._doubt = min(2.0 * self._doubt, MOST_DOUBT_SECONDS)  # a frame that is refused comes to this, too
         self._sure_until = time.monotonic() + self._doubt
@@ -310,16 +331,16 @@ class ExperienceSender:
             self._deletes += [kept.entry for kept in self._sent]  # frames must stay in order
             self._queue_again()
 
-    def _release(self, kept: _Kept) -> None:
+    def _release(self, kept: KeptFrame) -> None:
         self.uncommitted_bytes -= kept.nbytes
         self.uncommitted_items -= kept.items
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: KeptFrame) -> None:
         self._release(kept)
         self.dropped_items += kept.items
 
-    def _make_room(self, nbytes: int) -> None:
-        while self.uncommitted_bytes and self.uncommitted_bytes + nbytes > self._window:
+    def _make_room(self, newest: KeptFrame) -> None:
+        while self.uncommitted_bytes > max(self._window, newest.nbytes):
             kept = (self._sent or self._queued).popleft()
             if kept.entry:
                 self._deletes.append(kept.entry)
@@ -350,22 +371,8 @@ class ExperienceSender:
 class _Posted(NamedTuple):
     """A round trip whose replies are outstanding."""
 
-    batch: list[_Kept]  # still the first of the queue
+    batch: list[KeptFrame]  # still the first of the queue
     answers: int  # replies to it
     whole: bool
     deletes: int
-    doubted: _Kept | None
-
-
-class _Kept:
-    """A frame until it is committed."""
-
-    __slots__ = ("body", "end", "entry", "front", "items", "nbytes", "tried")
-
-    def __init__(self, end: int, items: int, front: bytes, body: bytes) -> None:
-        self.end = end  # the sequence after its last chunk
-        self.items = items
-        self.front, self.body = front, body
-        self.nbytes = len(front) + len(body)
-        self.entry = b""  # its id on the server, once known
-        self.tried = False  # to send it
+    doubted: KeptFrame | None
