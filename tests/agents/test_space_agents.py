@@ -48,12 +48,15 @@ SAC: dict[str, Any] = {
     ("env", "agent", "topology", "settings", "least"),
     [
         (Told, "double_dqn", "apex", Q, 6.0),
+        (Told, "double_dqn", "seed", Q, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
         (Glyphs, "ppo", "seed", {"env_steps": 12_000, "serial": False}, 5.0),
         (Pair, "ppo", "impala", {"env_steps": 8_000}, 2.0),
         (Pair, "ppo", "sample_factory", {"env_steps": 12_000, "serial": False}, 2.0),
+        (Pair, "ppo", "seed", {"env_steps": 12_000}, 2.0),
         (Pair, "sac", "apex", SAC, 3.0),
+        (Pair, "sac", "seed", SAC, 3.0),
     ],
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", ""),
 )
