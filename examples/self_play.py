@@ -6,6 +6,7 @@ Afterwards it plays one who looks a move ahead; and in tic-tac-toe against every
 import sys
 
 import numpy as np
+import torch
 
 import apexrl
 from apexrl.envs.board_games import env
@@ -17,7 +18,10 @@ SETTINGS = {  # environment steps, and what learns
         {
             "agent": "ppo",
             "topology": "impala",
-            "hidden": (256, 256),
+            "network": "self_play:Lines",
+            "hidden": (256,),
+            "gamma": 0.9,
+            "gae_lambda": 0.9,
             "pink_noise": False,
             "entropy_coefficient": 0.1,
             "batch_size": 64,
@@ -27,6 +31,20 @@ SETTINGS = {  # environment steps, and what learns
         },
     ),
 }
+
+
+class Lines(torch.nn.Module):
+    """Filters of 4 × 4 cells of connect four, each of which sees whole lines wherever they lie."""
+
+    def __init__(self, spec):
+        super().__init__()
+        (self.name,) = spec.observation
+        self.filters, self.layer = torch.nn.Conv2d(2, 64, 4), torch.nn.Linear(64 * 3 * 4, 256)
+        self.features = 256
+
+    def forward(self, seen):
+        board = seen[self.name].reshape(-1, 2, 6, 7)
+        return torch.relu(self.layer(torch.relu(self.filters(board)).flatten(1)))
 
 
 def after(game, name, move):
@@ -95,7 +113,7 @@ if __name__ == "__main__":
         show=False,
         **settings,
     )
-    agent = apexrl.load(run.path, checkpoint="latest")
+    agent = apexrl.load(run.path, checkpoint="latest", trust=("self_play",))
     print(f"against one who looks a move ahead: {score(agent, name, 100):.2f} of the games")
     if name == "tic_tac_toe":
         for seat in ("first", "second"):
