@@ -49,7 +49,9 @@ class Nodes:
 
         self._cluster = Cluster()
         try:
-            self._start(num_cpus=0, object_store_memory=stores, include_dashboard=False)
+            # Runs gather what workers print by themselves, and nobody looks at Ray's dashboard.
+            quiet: dict[str, Any] = {"include_dashboard": False, "include_log_monitor": False}
+            self._start(num_cpus=0, object_store_memory=stores, **quiet)
             self.address = str(self._cluster.address)
             for _ in range(count):
                 self._start(num_cpus=cpus, object_store_memory=stores)

@@ -38,9 +38,9 @@ from apexrl.topologies.learner_hosts import averages
 from apexrl.topologies.ray_cut import INFERENCE, LEARNERS, queues, sampling
 from apexrl.topologies.spread_learners import AVERAGING, averaging_options
 
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.2
 _NUMBER_SECONDS = 1.0  # between attempts to write a generation's number
-_PERIOD_SECONDS = 0.25  # between polls of one worker; and
+_PERIOD_SECONDS = 0.5  # between polls of one worker: each wakes threads of Ray at both ends; and
 _POLLS_PER_SECOND = 1000.0  # … of all together, at most
 
 

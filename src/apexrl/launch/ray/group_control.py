@@ -21,7 +21,7 @@ from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
 
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
-_LOOK_SECONDS = 0.25  # between status requests to a group's memory
+_LOOK_SECONDS = 0.5  # between status requests to a group's memory
 _SILENT_SECONDS = 60.0  # without an answer, after which a group's memory counts as lost: its sampler waits for it
 
 
