@@ -114,28 +114,8 @@ class Owner {
     std::lock_guard guard(mutex_);
     applied = stale = 0;
     if (yielded() || !drain()) return false;
-    const Geometry g = view_.geometry();  // a copy: stores to leaves cannot change it
-    const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
-    const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
-    const Store::SlotView* known = book_.store.slots.data();
-    const double* leaves = view_.leaves();
     double largest = 0.0;
-    for (size_t i = 0; i < n; ++i) {
-      if (i + 8 < n) {
-        const uint64_t ahead = std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1);
-        __builtin_prefetch(known + ahead);
-        __builtin_prefetch(leaves + ahead * g.leaves + (keys[i + 8] & offset_mask), 1);
-      }
-      const uint64_t offset = keys[i] & offset_mask, slot = keys[i] >> g.offset_bits & slot_mask;
-      const uint64_t generation = keys[i] >> (g.offset_bits + g.slot_bits);
-      if (slot >= g.slots || offset >= known[slot].visible || (known[slot].generation & generation_mask) != generation ||
-          std::signbit(leaves[slot * g.leaves + offset]) || g.sampler == Sampler::fifo)
-        continue;
-      book_.store.set_priority(slot * g.leaves + offset, powered[i]);
-      largest = std::max(largest, powered[i]);
-      ++applied;
-    }
-    book_.store.tree.propagate();
+    applied = weigh_items(view_, book_.store, keys, powered, n, largest);
     stale = n - applied;
     Header& h = header();
     if (applied > 0) raise_max_priority(h, largest);

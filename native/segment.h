@@ -33,6 +33,7 @@
 #include <sys/vfs.h>
 #endif
 
+#include "committed_memory.h"
 #include "process.h"
 
 namespace apexrl {
@@ -118,7 +119,7 @@ class Segment {
 
   // If `strict`, commits the memory of bytes [from, to) before it is written. False: the system refused.
   bool commit(size_t from, size_t to) {
-    return !strict_ || allocate(kHead + from, kHead + to);
+    return !strict_ || allocate(fd_, kHead + from, kHead + to);
   }
 
   // Bytes that will be touched when it is full, with what its users keep beside it. All of it, unless said.
@@ -316,31 +317,6 @@ class Segment {
     path_ = pattern;
   }
 
-  static bool overcommit_is_strict() {
-    const int fd = ::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    char mode = 0;
-    const bool strict = read(fd, &mode, 1) == 1 && mode == '2';
-    ::close(fd);
-    return strict;
-  }
-
-  // In pieces: a file system may undo what a signal interrupts.
-  bool allocate([[maybe_unused]] size_t from, [[maybe_unused]] size_t to) const {
-#if defined(__linux__)
-    constexpr size_t kPiece = size_t(64) << 20;
-    while (from < to) {
-      const size_t end = std::min(to, from + kPiece);
-      if (fallocate(fd_, 0, off_t(from), off_t(end - from)) == 0) {
-        from = end;
-      } else if (errno != EINTR) {
-        return errno == EOPNOTSUPP || errno == ENOSYS;  // it cannot say
-      }
-    }
-#endif
-    return true;
-  }
-
   void map(size_t size, bool fresh, size_t at_once) {
     if (fresh && ftruncate(fd_, off_t(size)) != 0)
       throw std::runtime_error("cannot reserve " + std::to_string(size) + " bytes of shared memory: " +
@@ -349,7 +325,7 @@ class Segment {
     // A file that shrinks under its mappings kills whoever touches them. Files that are no memfd take no seals.
     if (fresh) fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
 #endif
-    if (fresh && strict_ && !allocate(0, at_once)) {
+    if (fresh && strict_ && !allocate(fd_, 0, at_once)) {
       const int error = errno;
       const auto left = free();
       throw std::runtime_error("cannot have " + std::to_string(at_once) + " bytes of shared memory" +

@@ -1,7 +1,9 @@
-// Items by their keys: listed in order, deleted, and changed. The Owner holds its mutex around it.
+// Items by their keys: listed in order, weighed anew, deleted, and changed. The Owner holds its mutex around it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -22,6 +24,35 @@ inline std::vector<uint64_t> keys_in_order(const View& view, const Book& book) {
       if (!std::signbit(view.leaves(s)[p])) keys.push_back(view.key(s, p, slot.generation));
   }
   return keys;
+}
+
+// Writes powered priorities; items that have gone, and those of a fifo, are left alone. Answers how many there were, and
+// the largest.
+inline size_t weigh_items(const View& view, Store& store, const uint64_t* keys, const double* powered, size_t n,
+                          double& largest) {
+  const Geometry g = view.geometry();  // a copy: stores to leaves cannot change it
+  const uint64_t offset_mask = (uint64_t(1) << g.offset_bits) - 1, slot_mask = (uint64_t(1) << g.slot_bits) - 1;
+  const uint64_t generation_mask = ~uint64_t(0) >> (g.offset_bits + g.slot_bits);
+  const Store::SlotView* known = store.slots.data();
+  const double* leaves = view.leaves();
+  size_t applied = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 8 < n) {
+      const uint64_t ahead = std::min<uint64_t>(keys[i + 8] >> g.offset_bits & slot_mask, g.slots - 1);
+      __builtin_prefetch(known + ahead);
+      __builtin_prefetch(leaves + ahead * g.leaves + (keys[i + 8] & offset_mask), 1);
+    }
+    const uint64_t offset = keys[i] & offset_mask, slot = keys[i] >> g.offset_bits & slot_mask;
+    const uint64_t generation = keys[i] >> (g.offset_bits + g.slot_bits);
+    if (slot >= g.slots || offset >= known[slot].visible || (known[slot].generation & generation_mask) != generation ||
+        std::signbit(leaves[slot * g.leaves + offset]) || g.sampler == Sampler::fifo)
+      continue;
+    store.set_priority(slot * g.leaves + offset, powered[i]);
+    largest = std::max(largest, powered[i]);
+    ++applied;
+  }
+  store.tree.propagate();
+  return applied;
 }
 
 // Removes the items of keys; those that have gone already are left alone. Answers how many were there.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ LEAST = -1e30
 
 _LEAST = np.float32(LEAST)
 
+V = TypeVar("V")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Observation = Mapping[str, Any]
@@ -37,7 +38,7 @@ class Masks(Protocol):
     def acted(self, outputs: Floats, observation: Arrays) -> Floats:
         """As ``values``, of arrays."""
 
-    def networks_see(self, observation: Arrays) -> Arrays:
+    def networks_see(self, observation: Mapping[str, V]) -> Mapping[str, V]:
         """What an observation holds beside its mask, which no network reads."""
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
@@ -75,7 +76,7 @@ class EveryAction:
     def acted(self, outputs: Floats, observation: Arrays) -> Floats:
         return outputs
 
-    def networks_see(self, observation: Arrays) -> Arrays:
+    def networks_see(self, observation: Mapping[str, V]) -> Mapping[str, V]:
         return observation
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
@@ -118,7 +119,7 @@ class MaskedActions:
     def acted(self, outputs: Floats, observation: Arrays) -> Floats:
         return np.where(self._read(observation[ACTION_MASK]), outputs, _LEAST)
 
-    def networks_see(self, observation: Arrays) -> Arrays:
+    def networks_see(self, observation: Mapping[str, V]) -> Mapping[str, V]:
         return {name: array for name, array in observation.items() if name != ACTION_MASK}
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:

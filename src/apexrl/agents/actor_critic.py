@@ -255,7 +255,8 @@ class ActorCritic:
     def _evaluate(self, batch: Unrolls) -> Evaluated:
         """The network's outputs for every observation; a memory runs again from the state that the actor had."""
         memory = self._state(batch.state)
-        outputs, values = self._network.network.unroll(batch.observation, memory, batch.first, batch.resets)
+        seen = self._masks.networks_see(batch.observation)
+        outputs, values = self._network.network.unroll(seen, memory, batch.first, batch.resets)
         steps = len(batch.mask)
         outputs = self._masks.added(outputs[:steps], batch.observation)
         log_prob, entropy = self._policy.score(outputs.flatten(0, 1), batch.action.flatten(0, 1))
