@@ -128,8 +128,8 @@ class Inbox {
   }
 
   // Commits the chunks of a frame, the first of which is number `sequence` of an account's sender, with its item number
-  // `item`. Chunk k is of stream streams[places[k]]. `done`: chunks before which all is done with, before and after the call; `sound`: before which an earlier call
-  // with these bytes found no flaw. Answers the last chunk's status.
+  // `item`. Chunk k is of stream streams[places[k]]. `done`: chunks before which all is done with, before and after the
+  // call; `sound`: before which an earlier call with these bytes found no flaw. Answers the last chunk's status.
   CommitStatus commit(const uint32_t* streams, const uint32_t* places, const std::vector<ChunkHead>& heads, const uint8_t* body, uint64_t bytes,
                       uint32_t account, uint64_t sequence, uint64_t item, size_t& done, size_t& sound, const char*& why) {
     CommitStatus answer = CommitStatus::done;

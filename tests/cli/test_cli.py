@@ -101,6 +101,8 @@ def test_an_environment_of_ones_own(started: list[Any]) -> None:
 
 
 OWN_ENVS = """
+import functools
+
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
@@ -111,6 +113,7 @@ def plant(**kwargs):
     return Plant(**kwargs)
 
 gym.register("Plant", "plants:Plant")
+nameless = functools.partial(Plant)
 """
 
 
@@ -124,6 +127,7 @@ def test_an_environment_of_ones_own_by_its_maker(
     assert found is sys.modules["plants"].plant
     assert 'callable = "plants:plant"' in convert.to_toml(started[-1][0])
     assert the_config("--env", "plants:Plant", "--agent", "dqn", runs=started).env.env == "plants:Plant"  # an id
+    assert main.main(["train", "--env", "plants:nameless"]) == 2
 
 
 def test_a_config_file_runs_again_under_a_new_name(started: list[Any], tmp_path: Path) -> None:

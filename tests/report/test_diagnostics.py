@@ -91,11 +91,15 @@ def test_evaluations_tell_of_overestimation() -> None:
     assert watch.line().endswith("overestimation is 0.99 (healthy: at most 0.5)")
 
 
-@pytest.mark.parametrize(("reached", "mentioned"), [(0.0, False), (0.1, True), (0.4, False)])
-def test_the_replay_ratio_that_is_reached_is_watched(reached: float, mentioned: bool) -> None:
+@pytest.mark.parametrize(
+    ("reached", "grows", "mentioned"), [(0.0, 0.0, False), (0.1, 0.0, True), (0.1, 0.02, False), (0.4, 0.0, False)]
+)
+def test_the_replay_ratio_that_is_reached_is_watched_unless_it_rises(
+    reached: float, grows: float, mentioned: bool
+) -> None:
     watch = DiagnosticWatch(CONFIG.agent)
-    for report in range(PATIENCE):
-        watch.update(RunStatus(samples_per_insert=reached, metrics={"loss": float(report)}))
+    for report in range(PATIENCE + 1):
+        watch.update(RunStatus(samples_per_insert=reached + grows * report, metrics={"loss": float(report)}))
     advice = "try a larger --updates-per-step, or fewer actors: samples_per_insert is 0.10 (healthy: at least 0.3)"
     assert watch.line() == advice * mentioned
 

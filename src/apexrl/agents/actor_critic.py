@@ -220,7 +220,7 @@ class ActorCritic:
     # Learning
 
     def prepare(self, batch: Sampled) -> Unrolls:
-        """Hand a batch over to the device, time first."""
+        """Hand a batch over to the device, time first, with addends of logits in place of masks of actions."""
         handed = unrolls(batch, "action" if self._box is None else SAMPLE, tuple(self._memory_shapes), self._device)
         return handed._replace(observation=self._masks.addends(handed.observation))
 

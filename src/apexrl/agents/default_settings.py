@@ -348,7 +348,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         found["gamma"] = _within_episode(found["gamma"], facts.time_limit)
     if "capacity" in found:
         found |= _room(found, "sequence_stride" in found, facts)
-    if env_steps and "exploration_steps" in found:  # also a short run is to act by what it learned
+    if env_steps and _of_family(agent, facts) is _Q_VECTORS:  # also a short run is to act by what it learned
         found["exploration_steps"] = min(found["exploration_steps"], env_steps // 4)
     if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
         found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])

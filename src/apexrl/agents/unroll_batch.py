@@ -18,7 +18,8 @@ from apexrl.spec import Array, split_observation
 
 class Unrolls(NamedTuple):
     """B unrolls of T steps on one device. Observations keep the batch first; all else has time first. What ``steps``
-    gives has no observation to bootstrap from."""
+    gives has no observation to bootstrap from. Of an actor-critic a mask of actions is what is added to their logits,
+    float32, 0 or −1e30 (``Masks.addends``)."""
 
     observation: Mapping[str, Tensor]  # name -> [B, T + 1, (stack,) *shape], with the one to bootstrap from
     state: dict[str, Tensor]  # name -> [B, ...], the recurrent state before the first step; empty where there is none

@@ -121,7 +121,10 @@ def ope(words: list[str]) -> int:
     for name, one in found.estimates.items():
         print(f"  {name:8} {_spelled(one)}")
     if FITTED in found.estimates and fit.updates < fit.least_updates:
-        print(f"  fqe is too near to 0: γ {gamma:g} looks further ahead; give it --updates {fit.least_updates} or more")
+        print(
+            f"  fqe may be too near to 0 where episodes are long: γ {gamma:g} looks {fit.horizon:.0f} steps ahead, "
+            f"for which it needs --updates {fit.least_updates}"
+        )
     if not math.isnan(found.effective):
         print(f"  importance weights: as much as {found.effective:.1f} equally weighted episodes say")
     return OK

@@ -43,7 +43,8 @@ def drain(
         there = _members(view, host)
         if not there:
             return say(f"no host {host} is at {where} now; it will be refused; there are: {_known(view)}")
-        say(f"host {host} was asked to leave {where}; it hands over what it has")
+        all_of_it = f", with all of its {len(there)} commands" if len(there) > 1 else ""
+        say(f"host {host} was asked to leave {where}{all_of_it}; it hands over what it has")
         if not wait_seconds:
             return 0
         while there and time.monotonic() < ends:
@@ -109,4 +110,4 @@ def checked_host(host: str, command: str) -> str:
     if not host:
         raise ConfigError(f"say which host: apexrl {command} HOST --redis URL --run NAME (apexrl status lists them)")
     name, _, process = host.rpartition(":")
-    return name if name and process.isdecimal() else host
+    return name if name and ":" not in name and process.isdecimal() else host

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import gymnasium as gym
+
 from apexrl.config import EnvConfig
 from apexrl.config.agent_game_settings import OWN
 from apexrl.envs.agent_rows import AgentRows, Shown
@@ -135,11 +137,18 @@ def _check_players(config: EnvConfig, game: Any, learned: Sequence[str]) -> None
     for agent in game.possible_agents:
         runs = [run for names, _, run in named if fnmatchcase(agent, names)] or [OWN]
         spaces = game.observation_space, game.action_space
-        if agent not in learned and OWN in runs and any(of(agent) != of(learned[0]) for of in spaces):
+        if agent not in learned and OWN in runs and any(_form(of(agent)) != _form(of(learned[0])) for of in spaces):
             raise EnvError(
                 f"--learned-agents: {agent} of {config.env} has other observations or actions than {learned[0]}, so "
                 f"this run's own policies cannot play it; name a run whose policies do: --played-by '{agent}=RUN'"
             )
+
+
+def _form(space: Any) -> Any:
+    """What a network depends on of a space: all but the bounds of boxes."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _form(part) for name, part in space.items()}
+    return (space.shape, space.dtype) if isinstance(space, gym.spaces.Box) else space
 
 
 def _first(config: EnvConfig, kind: Kind, **more: Any) -> Any:

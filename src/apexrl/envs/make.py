@@ -182,9 +182,11 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
 
 def has_limit(config: EnvConfig) -> bool:
     """Whether an environment that was made is known to end its episodes: by the limit of ``config``, that of Atari
-    games, or the one that it is registered with."""
-    registered = gym.registry.get(env_name(config).rpartition(":")[2])
-    return bool(config.max_episode_steps or config.atari or (registered and registered.max_episode_steps))
+    games or EnvPool, or the one that it is registered with."""
+    name = env_name(config)
+    registered = gym.registry.get(name.rpartition(":")[2])
+    given = config.max_episode_steps or config.atari or name.startswith(PREFIX)  # EnvPool's tasks all have one
+    return bool(given or (registered and registered.max_episode_steps))
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class DiagnosticWatch:
         self._on = [flag(one.name) for one in fields(config) if getattr(config, one.name) is True]
         self._metrics: Mapping[str, float] = {}
         self._overestimation = math.nan
+        self._reads = 0.0
         self._reports: Counter[str] = Counter()
         self._found: list[OutOfRange] = []
 
@@ -40,11 +41,13 @@ class DiagnosticWatch:
         if not status.metrics or status.metrics == self._metrics:
             return
         self._metrics = dict(status.metrics)
+        before, self._reads = self._reads, status.samples_per_insert
         values = {
             **self._metrics,
             "policy_lag_mean": status.policy_lag.mean,
             "overestimation": self._overestimation,
-            "samples_per_insert": status.samples_per_insert or math.nan,  # 0: nothing is inserted, as of a dataset
+            # Counted since the start: not judged while it rises. 0: nothing is inserted, as of a dataset.
+            "samples_per_insert": self._reads if 0.0 < self._reads <= 1.01 * before else math.nan,
         }
         self._found = outside(values, self._family)
         names = {one.diagnostic.name for one in self._found}

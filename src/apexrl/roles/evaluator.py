@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
-_PATIENCE_STEPS = 10_000  # and of each environment, where no time limit is known
+_PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -79,7 +79,7 @@ class Evaluator:
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
         players = opponents(context, config, config.env.eval_opponents)
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
-        self._limited = has_limit(config.env)
+        self._limited = self._env.time_limit is not None or has_limit(config.env)
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
@@ -114,7 +114,7 @@ class Evaluator:
             rest = 0.0 if self._serial else self._trial.queued
             self._next_start = max(self._next_start, self._context.clock() + rest)
             self._trial = None
-        elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial, _PATIENCE_SECONDS):
+        elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial):
             self._context.send("log", text=self._trial.overdue(), level="warning")
             self._trial = None
         elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
@@ -184,15 +184,15 @@ class Evaluator:
         return trial if self._finish(trial) or (trial.returns and not self._context.hurried()) else None
 
     def _finish(self, trial: Trial) -> bool:
-        """Play a trial to its end. False: it was cut short by haste or its time limit, which is a minute or as long as
-        the run took where no episode has ended in it, nor in the run; or by ``_circles``."""
+        """Play a trial to its end. False: it was cut short, by haste, by its time limit or because it ``_circles``.
+        Where no episode has ended in it or in the run, its limit is a minute or as long as the run took."""
         running, limit = True, self._settings.eval_timeout
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
         while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
                 running = trial.step()
-            if running and ((trial.late(lasted) and self._endless(trial)) or self._circles(trial, lasted)):
+            if running and ((trial.late(lasted) and self._endless(trial)) or self._circles(trial)):
                 limit = 0.0
         if running and not self._context.hurried():
             self._context.send("log", text=trial.overdue(), level="warning")
@@ -202,14 +202,13 @@ class Evaluator:
         """Whether no episode has ended, neither in the run nor in this trial."""
         return self._best is None and not trial.returns and not self._context.total("episodes")
 
-    def _circles(self, trial: Trial, seconds: float) -> bool:
+    def _circles(self, trial: Trial) -> bool:
         """Whether a policy seems to go on for ever: no time limit is known, and no episode of its trial has ended in
-        ten times the steps of those in training, nor in ``seconds``, on which a serial run does not depend."""
-        if self._limited or trial.returns or not (self._serial or trial.late(seconds)):
-            return False
+        ten times the steps of those in training, nor in a minute, on which a serial run does not depend."""
         episodes = self._context.total("episodes")
-        usual = self._context.total("env_steps") / episodes if episodes else 0.0
-        return trial.steps >= max(_PATIENCE_STEPS, 10.0 * usual)
+        if self._limited or trial.returns or not episodes or not (self._serial or trial.late(_PATIENCE_SECONDS)):
+            return False
+        return trial.steps >= max(_PATIENCE_STEPS, 10.0 * self._context.total("env_steps") / episodes)
 
     def _pull(self) -> bool:
         """Take weights that were not measured yet, if there are any."""

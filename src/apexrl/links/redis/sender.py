@@ -117,7 +117,7 @@ class ExperienceSender:
         return self._window if self._drops else max(0, self._window - self.uncommitted_bytes)
 
     def offer(self, heads: ChunkHeads, body: bytes, counts: Mapping[str, int]) -> None:
-        """Queue one frame of chunks. Keeps the body; never waits.
+        """Queue chunks, in a frame of their own or with others that wait. Keeps the body; never waits.
 
         Args:
             body: of all chunks, concatenated.
@@ -251,8 +251,10 @@ class ExperienceSender:
         while self._queued and self._queued[0].nbytes > self._most_bulk:  # never to be sent to this server
             self._drop(self._queued.popleft())
         for kept in self._queued:
-            self._encode(kept)
             if batch and (nbytes + kept.nbytes > BATCH_BYTES or len(batch) == BATCH_FRAMES):
+                break
+            self._encode(kept)
+            if batch and kept.nbytes > self._most_bulk:  # once it is the first it is dropped
                 break
             batch.append(kept)
             nbytes += kept.nbytes

@@ -70,15 +70,15 @@ def target_rare(record: RunRecord) -> Cause | None:
         if followed >= FOLLOWED:
             return None
         said, confidence = f"the target went {followed:.1%} of the way", 0.8 if followed < FOLLOWED / 5 else 0.4
-        change = as_flag("polyak", 0.005)
+        setting, change = record.given("polyak"), as_flag("polyak", 0.005)
     elif record.reads("target_period_updates"):
         copies = int(updates // record.setting("target_period_updates", 1.0))
         if copies >= 5:
             return None
         said, confidence = f"{copies} copies", 0.8 if copies < 2 else 0.4
+        setting = record.given("target_period_updates")
         change = as_flag("target_period_updates", max(1, int(updates // 20)))
     else:
         return None
-    setting = record.given("polyak" if polyak else "target_period_updates")
     evidence = (setting, Evidence(f"{said} in {count(updates)} updates", METRICS))
     return Cause("target_rare", "The target network stands still", confidence, evidence, change)
