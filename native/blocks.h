@@ -199,7 +199,12 @@ class Blocks {
     const Geometry& g = view_.geometry();
     uint64_t there = h.blocks_committed.load(std::memory_order_acquire), want = std::min<uint64_t>(std::max(to, there + (1 << 20) / g.block), g.blocks);
     const auto commits = [&] { return segment_->commit(g.blocks_at + g.block * there, g.blocks_at + g.block * want); };
-    if (!commits() && (want = to, !commits())) {
+    bool grown = commits();
+    if (!grown) {
+      want = to;
+      grown = commits();
+    }
+    if (!grown) {
       h.growth_refused.fetch_add(1, std::memory_order_relaxed);
       return false;
     }

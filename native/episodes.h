@@ -124,7 +124,7 @@ class Episodes {
     const uint32_t row = g.behind + slots[old].visible;
     if (row >= g.rows || (parts_[old].finals >> (slots[old].visible - 1) & 1) != 0) return false;
     const StepHead &here = view_.head(s, g.behind), &there = view_.head(old, row);
-    if (here.age == 0 || here.age != there.age || std::memcmp(&here.reward, &there.reward, sizeof here.reward) != 0 ||
+    if (here.age == 0 || here.age != there.age || std::bit_cast<uint32_t>(here.reward) != std::bit_cast<uint32_t>(there.reward) ||
         ((flags_of(here) ^ flags_of(there)) & ~kItem) != 0)
       return false;
     for (uint32_t c = 0; c < g.columns; ++c) {

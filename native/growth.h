@@ -14,12 +14,16 @@ inline bool grown_to(Segment& segment, const View& view, uint64_t slots) {
   uint64_t there = h.committed.load(std::memory_order_acquire);
   if (slots <= there) return true;
   constexpr uint64_t kStep = uint64_t(16) << 20;
-  const uint64_t step = std::min<uint64_t>(std::max(slots, there + kStep / g.slot_bytes), g.slots);
-  const auto commit = [&](uint64_t to) {
-    return segment.commit(g.slots_at + g.slot_bytes * there, g.slots_at + g.slot_bytes * to);
+  uint64_t want = std::min<uint64_t>(std::max(slots, there + kStep / g.slot_bytes), g.slots);
+  const auto commits = [&] {
+    return segment.commit(g.slots_at + g.slot_bytes * there, g.slots_at + g.slot_bytes * want);
   };
-  uint64_t want = step;
-  if (!commit(want) && !commit(want = slots)) {
+  bool grown = commits();
+  if (!grown) {
+    want = slots;
+    grown = commits();
+  }
+  if (!grown) {
     h.growth_refused.fetch_add(1, std::memory_order_relaxed);
     return false;
   }

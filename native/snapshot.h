@@ -19,7 +19,7 @@ struct SnapshotEntry {
 };
 constexpr uint32_t kRowsUnchanged = UINT32_MAX;  // in place of `ragged`: the rows are those of an earlier snapshot, and left out
 inline size_t snapshot_entry_bytes(const Geometry& g) {
-  return sizeof(SnapshotEntry) + g.slot_bytes + (decays(g) ? 2 : 1) * g.leaves * sizeof(double);
+  return sizeof(SnapshotEntry) + g.slot_bytes + size_t(decays(g) ? 2 : 1) * g.leaves * sizeof(double);
 }
 // With the ragged values at their longest.
 inline size_t snapshot_entry_most(const View& view) {

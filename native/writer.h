@@ -33,7 +33,8 @@ class Writer {
     if (status != WriteStatus::ok) return status;
     stream_.assign(streams_, Stream{});
     const Geometry& g = view_.geometry();
-    if (g.kind == Kind::rows && (stream_[0].slot = lease_.left_open(0)) >= 0)
+    if (g.kind == Kind::rows) stream_[0].slot = lease_.left_open(0);
+    if (stream_[0].slot >= 0)
       stream_[0].rows = std::min(view_.meta(uint32_t(stream_[0].slot)).count.load(std::memory_order_acquire), g.chunk);
     if (ragged_ && stream_[0].slot >= 0) stream_[0].end = blocks_.end_of(uint32_t(stream_[0].slot), stream_[0].rows);
     return status;
@@ -73,7 +74,8 @@ class Writer {
       }
       const uint32_t slot = uint32_t(stream.slot);
       uint32_t count = uint32_t(std::min<uint64_t>({n - start, g.chunk - stream.rows, room}));
-      if (ragged_ && (count = extend_ragged(stream, columns, start, count)) == 0) { status = WriteStatus::wait; break; }
+      if (ragged_) count = extend_ragged(stream, columns, start, count);
+      if (count == 0) { status = WriteStatus::wait; break; }
       for (uint32_t c = 0; c < g.columns; ++c) {
         const Column& column = h.column[c];
         if (column.ragged) continue;

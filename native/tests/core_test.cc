@@ -103,7 +103,7 @@ void random_streams(unsigned seed) {
   std::vector<uint8_t> terminated(streams), truncated(streams);
   const auto serve = [&] { return owner->serve(), true; };
   EpisodesOfStreams episodes(streams);
-  const unsigned longer = seed % 3 == 0 ? 20 : 1;  // episodes of several slots
+  const uint64_t longer = seed % 3 == 0 ? 20 : 1;  // episodes of several slots
   for (uint64_t t = 1; t < 1500; ++t) {
     for (uint32_t s = 0; s < streams; ++s) {
       rows.fill(s, t * streams + s);
@@ -118,7 +118,7 @@ void random_streams(unsigned seed) {
       drawn.check();
       for (size_t i = 0; i < drawn.n; ++i) {
         const uint64_t here = drawn.tag[i * stack + stack - 1], there = drawn.next_tag[i * stack + stack - 1];
-        CHECK(there > here && there <= here + n_step * streams && there % streams == here % streams);
+        CHECK(there > here && there <= here + uint64_t(n_step) * streams && there % streams == here % streams);
       }
       check_goals(*owner, episodes, streams, stack, n_step, unsigned(t / 50 % 3));
       CHECK(owner->check() == 0.0);

@@ -1,5 +1,6 @@
 // The native core without Python, for TSan: threads that share one mapping as processes would. Exits non-zero at the
 // first broken invariant.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -116,7 +117,7 @@ void stream_threads(Kind kind, int most) {
 
 // threads_test [STEP]: of the batches, one in STEP (1).
 int main(int argc, char** argv) {
-  const int step = argc > 1 ? int(std::strtol(argv[1], nullptr, 10)) : 1;
+  const int step = argc > 1 ? std::max(1, int(std::strtol(argv[1], nullptr, 10))) : 1;
   threads(Sampler::prioritized, Remover::fifo, 300 / step);
   threads(Sampler::prioritized, Remover::proportional, 300 / step);
   threads(Sampler::fifo, Remover::fifo, 300 / step);
