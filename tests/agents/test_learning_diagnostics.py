@@ -48,12 +48,12 @@ def test_the_relative_update_is_of_the_step_behind_a_report() -> None:
 def test_of_several_networks_the_worst_counts_and_those_that_are_never_clipped_do_not() -> None:
     class Network:
         def __init__(self, *norms: float) -> None:
-            self.record = GradientRecord()
+            self.record, self.learning_rate = GradientRecord(), max(norms, default=0.5)
             for norm in norms:
                 self.record.note(norm, 1.0)
 
     found = of_networks({"policy": Network(0.5, 2.0), "critic": Network(2.0), "temperature": Network()})
-    assert found == {"clipped_gradients": 1.0}
+    assert found == {"clipped_gradients": 1.0, "learning_rate": 2.0}
 
 
 def test_dead_units_are_those_that_are_zero_for_every_row() -> None:

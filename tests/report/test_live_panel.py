@@ -76,6 +76,20 @@ def test_the_panel_shows_everything() -> None:
     assert "restarts of learner" not in text
 
 
+def test_where_schedules_are_is_shown() -> None:
+    status = a_status()
+    assert "step size" not in drawn(status)
+    status.metrics = {"learning_rate": 0.00025}
+    assert " ".join(schedules_row(status)) == "step size 2.50e-04"
+    status.metrics |= {"epsilon_mean": 0.0712, "epsilon_max": 0.4, "beta": 0.45}
+    assert " ".join(schedules_row(status)) == "step size 2.50e-04 ε 0.071 max 0.400 β 0.45"
+
+
+def schedules_row(status: RunStatus) -> list[str]:
+    (row,) = (line.split()[1:-1] for line in drawn(status).splitlines() if "step size" in line)
+    return row
+
+
 def test_an_inference_servers_batches_are_shown() -> None:
     status = a_status()
     status.inference = {"batch": 11.5, "wait_ms": 0.8}

@@ -19,8 +19,10 @@ from apexrl.config import Config
 from apexrl.config.convert import check_values, override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
+from apexrl.protocols import Item
 from apexrl.replay import Replay
-from apexrl.roles.schedules import Beta, Exploration
+from apexrl.roles.schedules import Beta, Exploration, ScheduleMetrics
+from apexrl.run.metrics import read_rows
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
 BOX = ActionSpec((1,), "float32", low=-np.ones(1, np.float32), high=np.ones(1, np.float32))
@@ -38,13 +40,19 @@ def test_every_step_size_of_an_agent_falls_to_its_share(name: str) -> None:
         {"critic_hidden": (4,), "policy_learning_rate": 0.01} if "critic" in str(AGENTS[name].reads).lower() else {}
     )
     config = override(with_agent(Config(), name), small | critics)
-    agent: Any = agent_class(name)(spec_for(name), config.agent, "cpu", 0)
+    agent, other = (agent_class(name)(spec_for(name), config.agent, "cpu", 0) for _ in range(2))
     first = {group: network.optimizer.learning_rate for group, network in agent.networks.items()}
     assert 0.1 in first.values()
     for progress, share in ((0.0, 1.0), (0.5, 0.6), (1.0, 0.2)):
         agent.anneal(progress)
         for group, network in agent.networks.items():
             assert network.optimizer.learning_rate == pytest.approx(share * first[group])
+        other.anneal(progress)  # who only takes gradients has no optimizer, and is to know the step size all the same
+        sizes = {group: network.learning_rate for group, network in other.networks.items()}
+        assert sizes == pytest.approx({group: share * size for group, size in first.items()})
+        assert not any("optimizer" in vars(network) for network in other.networks.values())
+    for group, network in other.networks.items():
+        assert network.optimizer.learning_rate == pytest.approx(0.2 * first[group])
 
 
 def counted(steps: int) -> Any:
@@ -112,6 +120,7 @@ def test_a_run_acts_learns_and_draws_by_its_schedules(
     run = {"env": "CartPole-v1", "env_steps": 400, "actors": 1, "eval_episodes": 1, "eval_period_seconds": 100.0}
     learning = {"hidden": (8,), "min_size": 32, "batch_size": 8, "capacity": 400, "updates_per_step": 0.25}
     schedules = {"epsilon": 0.1, "epsilon_alpha": 0.0, "exploration_steps": 200, "beta": 0.4, "beta_end": 1.0}
+    schedules |= {"anneal": name != "gorila", "learning_rate": 1e-3}
     own = {"insert_band": 0.5} | ({"replay": "local"} if name == "gorila" else {})
     wanted: dict[str, Any] = {**run, **learning, **schedules, **own}
     launch(override(config, wanted))
@@ -122,3 +131,28 @@ def test_a_run_acts_learns_and_draws_by_its_schedules(
     assert betas == sorted(betas)
     assert betas[0] < 0.6
     assert betas[-1] > 0.9
+    told = read_rows(next(tmp_path.glob("*/metrics.jsonl")))[-1]
+    assert told["agent/epsilon_mean"] == told["agent/epsilon_max"] == pytest.approx(0.1)
+    assert 0.6 < told["agent/beta"] <= 1.0
+    assert told["agent/learning_rate"] <= 1e-3 * (0.5 if name != "gorila" else 1.0)
+
+
+def test_metrics_of_schedules_are_of_agents_that_have_them() -> None:
+    unrolls, transitions = Item("unroll", 5), Item()
+    discrete = ActionSpec(n=2)
+
+    def told(agent: str, action: ActionSpec, item: Item, topology: str = "apex", **settings: Any) -> dict[str, float]:
+        small = {"actors": 2, "envs_per_actor": 2, "epsilon": 0.4, "exploration_steps": 100, **settings}
+        config = replace(override(with_agent(Config(), agent), small), topology=topology)
+        return ScheduleMetrics(counted(50), config, action, item).beside({"loss": 1.0})
+
+    rungs = 0.5 + 0.5 * np.array([0.4 ** (1 + 7 * i / 3) for i in range(4)])
+    expected = {"loss": 1.0, "epsilon_mean": rungs.mean(), "epsilon_max": rungs.max(), "beta": 0.4}
+    assert told("dqn", discrete, transitions, epsilon_alpha=7.0, beta=0.4) == pytest.approx(expected)
+    assert told("dqn", discrete, transitions, alpha=0.0).keys() == {"loss", "epsilon_mean", "epsilon_max"}
+    assert told("dqn", discrete, transitions, "offline").keys() == {"loss", "beta"}
+    assert told("pqn", discrete, unrolls, "impala").keys() == {"loss", "epsilon_mean", "epsilon_max"}
+    assert told("ppo", discrete, unrolls, "impala").keys() == {"loss"}
+    assert told("td3", BOX, transitions, alpha=0.6).keys() == {"loss", "beta"}
+    nothing = ScheduleMetrics(counted(50), with_agent(Config(), "dqn"), discrete, transitions)
+    assert nothing.beside({}) == {}  # an update that measures nothing

@@ -56,12 +56,15 @@ class Recorded(Protocol):
 
     record: GradientRecord
 
+    @property
+    def learning_rate(self) -> float: ...
+
 
 def of_networks(networks: Mapping[str, Recorded]) -> Metrics:
-    """The largest share of clipped gradients and the largest relative update of several networks."""
+    """Of several networks the largest share of clipped gradients, the largest relative update and step size."""
     found: Metrics = {}
     for network in networks.values():
-        for name, value in network.record.report().items():
+        for name, value in (network.record.report() | {"learning_rate": network.learning_rate}).items():
             found[name] = max(value, found.get(name, 0.0))
     return found
 

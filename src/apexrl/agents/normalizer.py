@@ -92,8 +92,10 @@ class Averaged(Trained[Moments]):
         """Take a batch's statistics into the averages."""
         self.optimizer.step(self.parameters.vector, self.gradient if gradient is None else gradient)
 
+    learning_rate = 0.0  # averages have none
+
     def anneal(self, left: float) -> None:
-        """Averages have no step size."""
+        """There is no step size to fall."""
 
 
 class Seen(NamedTuple):

@@ -79,7 +79,7 @@ class Trained(Generic[N]):
         self.parameters = FlatParameters(network)
         self._prefix = f"{name}/" if name else ""
         self._config = config
-        self._learning_rate = learning_rate or config.learning_rate
+        self._learning_rate, self._left = learning_rate or config.learning_rate, 1.0
         self._has_target, self._target_acts = target, target_acts
         self.record = GradientRecord()
         starts = [where.start for one, where in self.parameters.slices.items() if apart and one.startswith(apart)]
@@ -100,7 +100,15 @@ class Trained(Generic[N]):
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        return self.optimizer_for(self.parameters.vector)
+        made = self.optimizer_for(self.parameters.vector)
+        made.learning_rate *= self._left
+        return made
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of the next step. Asking makes no optimizer."""
+        made: Optimizer | None = self.__dict__.get("optimizer")
+        return self._left * self._learning_rate if made is None else made.learning_rate
 
     def optimizer_for(self, vector: Tensor, start: int = 0) -> Optimizer:
         """An optimizer like its own for ``vector``, a part of the parameters that another process owns, which begins at
@@ -197,7 +205,9 @@ class Trained(Generic[N]):
 
     def anneal(self, left: float) -> None:
         """From now on steps are ``left`` times as large as those of the configuration, 0 … 1."""
-        self.optimizer.learning_rate = left * self._learning_rate
+        self._left = left
+        if "optimizer" in self.__dict__:
+            self.optimizer.learning_rate = left * self._learning_rate
 
     def follow(self, updates: int) -> bool:
         """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it

@@ -185,6 +185,8 @@ class View:
         lag = status.policy_lag
         detail = f"p95 {number(lag.p95)}   max {number(lag.max)}  updates" if math.isfinite(lag.mean) else ""
         table.add_row("policy lag", number(lag.mean), Text(detail, style="dim"))
+        if "learning_rate" in status.metrics:
+            table.add_row("step size", f"{status.metrics['learning_rate']:.2e}", Text(_schedules(status), style="dim"))
         if status.inference:
             wait = f"{number(status.inference['wait_ms'])} ms to an answer"
             table.add_row("inference batch", number(status.inference["batch"]), Text(wait, style="dim"))
@@ -232,6 +234,13 @@ def goals_in_words(stop: StopConfig | None, status: RunStatus) -> str:
     if stop is not None and stop.minutes:
         goals.append(f"{stop.minutes:g} min")
     return " or ".join(goals)
+
+
+def _schedules(status: RunStatus) -> str:
+    """ε of the actors and β, of an agent that has them."""
+    known = status.metrics
+    epsilon = "ε {epsilon_mean:.3f}   max {epsilon_max:.3f}   ".format_map(known) if "epsilon_mean" in known else ""
+    return epsilon + ("β {beta:.2f}".format_map(known) if "beta" in known else "")
 
 
 def _rate(value: float, unit: str) -> Text:

@@ -20,7 +20,7 @@ from apexrl.roles.learner import quicken_products
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import LagMeter, lags_of
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.schedules import Anneal
+from apexrl.roles.schedules import Anneal, ScheduleMetrics
 from apexrl.roles.unroll_builder import UnrollBuilder
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
@@ -88,6 +88,7 @@ class A3CWorker:
         self._copied = False  # for the unrolls that are being made
         self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
+        self._schedules = ScheduleMetrics(context, config, spec.action, agent.item)
         self._next_report = context.clock() + _REPORT_SECONDS
 
     def step(self) -> bool:
@@ -130,7 +131,7 @@ class A3CWorker:
         self._lag.add(lags)
         self._parameters.send(found.groups, self._context.patience)
         self._agent.updates += 1  # of this worker, whose agent never applies by itself
-        self._metrics = found.metrics or self._metrics
+        self._metrics = self._schedules.beside(found.metrics) or self._metrics
         self._copied = False
         self._unrolls.again()
 

@@ -19,7 +19,7 @@ from apexrl.roles.learner import nonfinite_message, quicken_products, write_back
 from apexrl.roles.parameter_client import ParameterClient
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.schedules import Beta
+from apexrl.roles.schedules import Beta, ScheduleMetrics
 from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
@@ -91,6 +91,7 @@ class GradientLearner:
         self._lag = LagMeter(context)
         self._lags_of = lags_with_dataset if config.replay.dataset else lags_of
         self._metrics: dict[str, float] = {}
+        self._schedules = ScheduleMetrics(context, config, spec.action, self._item)
         self._next_report = context.clock() + _REPORT_SECONDS
 
     def step(self) -> bool:
@@ -118,7 +119,7 @@ class GradientLearner:
             raise NonFiniteError(nonfinite_message(self._context, error, self._client.version, batch)) from error
         lags, aged = self._lags_of(batch, self._client.version, self._item, ready.fresh)
         write_back(self._context, self._name, self._batches, batch, self._client.version, found.priorities)
-        self._metrics = found.metrics or self._metrics
+        self._metrics = self._schedules.beside(found.metrics) or self._metrics
         if self._outliers.leaves_out(float(np.mean(batch.weights * found.priorities))):
             self._context.count(outlier_batches=1)
             return True

@@ -71,6 +71,7 @@ class HogwildParameters:
         """Apply a gradient. Always True: nothing is waited for."""
         if self._anneal is not None:
             self._anneal.tell(self._twin)
+            self._anneal.tell(self._agent)  # whose metrics say the step size
         self._twin.apply(groups)
         self._context.count(updates=1)
         return True

@@ -15,7 +15,7 @@ from apexrl.roles.compute_device import agent_on_device, choice_told
 from apexrl.roles.goal_relabelling import goal_relabelling
 from apexrl.roles.policy_lag import AgeLimit, LagMeter, lags_of, lags_with_dataset
 from apexrl.roles.role_traits import RoleTraits
-from apexrl.roles.schedules import Anneal, Beta, HorizonOf
+from apexrl.roles.schedules import Anneal, Beta, HorizonOf, ScheduleMetrics
 from apexrl.roles.sync_group import SyncGroup
 from apexrl.roles.update_pace import UpdatePace
 from apexrl.run.folder import RunFolder
@@ -130,6 +130,7 @@ class Learner:
         self._lag = LagMeter(context)
         self._lags_of = lags_with_dataset if config.replay.dataset else lags_of
         self._metrics: dict[str, float] = {}
+        self._schedules = ScheduleMetrics(context, config, spec.action, self._item)
         self._pace = UpdatePace(context, settings.updates_per_second)
         self._anneal = Anneal(context, config)
         self._next_report = now + _REPORT_SECONDS
@@ -178,7 +179,7 @@ class Learner:
         if learned.priorities is not None:
             name = self._config.agent.agent
             write_back(self._context, name, self._batches, batch, self._version, learned.priorities)
-        self._metrics = learned.metrics or self._metrics
+        self._metrics = self._schedules.beside(learned.metrics) or self._metrics
         self._made_update(gradients=1)
         self._report()
         return True

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.agents.exploration import slot_exploration
+from apexrl.agents.setting_relevance import unread
 from apexrl.config import Config
 from apexrl.errors import AgentError
-from apexrl.protocols import Context
+from apexrl.protocols import Context, Item
 from apexrl.spec import ActionSpec
 
 
@@ -115,3 +116,30 @@ class Exploration:
             self._steps = 0
             return self._rungs
         return (self._rungs + left * (1.0 - self._rungs)).astype(np.float32)
+
+
+class ScheduleMetrics:
+    """Where ε and β of the whole run are; the agent itself reports its step size.
+
+    Args:
+        item: what the agent learns from; of unrolls there are no priorities to correct.
+    """
+
+    def __init__(self, context: Context, config: Config, action: ActionSpec, item: Item) -> None:
+        slots, envs = config.actor.actor_slots or config.actor.actors, config.actor.envs_per_actor
+        greedy = action.box or action.hybrid or "epsilon" in unread(config.agent.agent)
+        explores = not greedy and config.topology != "offline"  # there nobody acts
+        self._epsilon = Exploration(context, config, action, range(slots), slots, envs) if explores else None
+        self._beta = Beta(context, config) if config.replay.alpha and item.kind != "unroll" else None
+
+    def beside(self, metrics: dict[str, float]) -> dict[str, float]:
+        """``metrics`` of an update, with those of now; nothing where it has none."""
+        if not metrics:
+            return {}
+        found = dict(metrics)
+        if self._epsilon is not None:
+            epsilon = self._epsilon()
+            found |= {"epsilon_mean": float(epsilon.mean()), "epsilon_max": float(epsilon.max())}
+        if self._beta is not None:
+            found["beta"] = self._beta()
+        return found

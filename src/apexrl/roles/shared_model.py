@@ -16,7 +16,7 @@ from apexrl.roles.batch_source import Ready
 from apexrl.roles.compute_device import device_of
 from apexrl.roles.learner import nonfinite_message, quicken_products
 from apexrl.roles.policy_lag import LagMeter, lags_of
-from apexrl.roles.schedules import Anneal
+from apexrl.roles.schedules import Anneal, ScheduleMetrics
 from apexrl.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class SharedModel:
         self._changing = threading.Lock()  # held while anything below changes, and while it must not
         self._lag = LagMeter(context)
         self._metrics: dict[str, float] = {}
+        self._schedules = ScheduleMetrics(context, config, spec.action, self.item)
         self._items = self._batches = 0  # learned from since the last report
         self.publish()
 
@@ -114,7 +115,7 @@ class SharedModel:
         self._context.count(updates=1, aged_steps=aged)
         self.version += 1
         self._items, self._batches = self._items + len(ready.batch), self._batches + 1
-        self._metrics = metrics or self._metrics
+        self._metrics = self._schedules.beside(metrics) or self._metrics
 
     def publish(self) -> None:
         """Hand the parameters to other processes, if they have changed since."""
