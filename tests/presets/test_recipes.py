@@ -11,7 +11,7 @@ import pytest
 from env_kinds import ACTIONS, OBSERVATIONS, acting_on, facts
 
 from apexrl import topologies
-from apexrl.agents import AGENTS, default_box_settings, default_settings, unread
+from apexrl.agents import AGENTS, default_box_settings, default_settings, default_unroll_settings, unread
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.agents.paper_settings import paper_settings
 from apexrl.config import Config
@@ -62,7 +62,7 @@ def tables(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_tables_name_settings_that_there_are() -> None:
-    parts = default_settings, default_box_settings
+    parts = default_settings, default_box_settings, default_unroll_settings
     named = {name: value for part in parts for name, value in vars(part).items() if name.isupper()}
     del named["AGENTS"], named["_SIZES"]  # of tables that have names
     assert len(tables(named)) > 30

@@ -14,11 +14,19 @@ from apexrl.agents.catalogue import AGENTS
 from apexrl.agents.default_box_settings import BOXES_IMAGES, BOXES_OWN, BOXES_VECTORS
 from apexrl.agents.default_memory_settings import with_memory
 from apexrl.agents.default_scaling import CATEGORIES, FAST_IMAGES, SCALED, SCALED_IMAGES, Settings
+from apexrl.agents.default_unroll_settings import (
+    PQN_LARGE_IMAGES,
+    PQN_SMALL_IMAGES,
+    PQN_VECTORS,
+    UNROLLS,
+    UNROLLS_IMAGES,
+    UNROLLS_VECTORS,
+    of_policy_gradient,
+)
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config.settings import names_of
 
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
-_LONG_EPISODE_STEPS = 1_000
 _RANDOM_EPISODES = 3
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
@@ -198,123 +206,14 @@ _VECTORS_OWN: Mapping[str, Settings] = {
     **{agent: {"learning_rate": 7.3e-4} for agent in ("sac", "tqc")},  # rl-zoo's most frequent
 }
 """What agents have for themselves where observations are vectors; of images their families' step sizes are smaller."""
-_IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  # CleanRL on Atari: 4 and 4
-
-# --- policy gradients from unrolls: a2c, impala, ppo, appo. Batches count unrolls
-
-_UNROLLS: Settings = {
-    "normalize_advantages": True,
-    "summed_loss": False,
-    "optimizer": "adam",
-    "optimizer_eps": 1e-5,
-    "gradient_clip": 0.5,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "value_coefficient": 0.5,
-    "entropy_coefficient": 0.01,
-    "actors": 2,
-}
-_UNROLLS_VECTORS: Settings = (
-    _UNROLLS
-    | SCALED
-    | {
-        "hidden": (64, 64),  # SB3, CleanRL
-        "separate_values": True,  # SB3, CleanRL
-        "learning_rate": 1e-3,
-        "envs_per_actor": 8,
-        # of Acrobot's random episodes 1 % reach the goal by independent actions, 25 % by those of pink noise
-        "pink_noise": True,
-    }
-)
-_UNROLLS_IMAGES: Settings = _UNROLLS | FAST_IMAGES | {"learning_rate": 5e-4, "envs_per_actor": 16}
-_UNROLLS_OWN: Mapping[str, Settings] = {
-    "a2c": {"unroll_length": 16, "batch_size": 8},
-    "impala": {"unroll_length": 32, "batch_size": 8},
-    "ppo": {  # CleanRL's and SB3's 2048 steps; a third of their gradient steps, each on twice as many steps
-        "unroll_length": 128,
-        "batch_size": 16,
-        "epochs": 6,
-        "minibatches": 16,
-        "learning_rate": 5e-4,
-        "queue_batches": 1,  # several epochs take the policy far: the next one is to act soon
-    },
-    "appo": {
-        "unroll_length": 32,
-        "batch_size": 16,
-        "epochs": 2,
-        "minibatches": 4,
-        "clip_ratio": 0.2,
-        "learning_rate": 5e-4,
-    },
-}
-_UNROLLS_BOXES: Settings = {
-    "pink_noise": True,
-    "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
-}
-# RAdam's first hundreds of steps are small: with Adam's, it stood still in MountainCarContinuous before the goal.
-_SMALL_FIRST_STEPS: Settings = {"optimizer": "radam", "second_moment_decay": 0.997}
-_UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
-    # With 128 steps an update, HalfCheetah had not begun to run after 100,000 steps in 3 of 3 seeds; it had with 32.
-    "a2c": _SMALL_FIRST_STEPS | {"unroll_length": 8, "batch_size": 4, "envs_per_actor": 4},
-    "appo": _SMALL_FIRST_STEPS,
-}
-
-# --- Q-learning from unrolls: pqn
-
-_PQN: Settings = SCALED | {
-    "optimizer": "radam",
-    "optimizer_eps": 1e-5,  # gradients of learned returns of size 1 are small, and mostly noise in the end
-    "gradient_clip": 10.0,
-    "gamma": 0.99,
-    "unroll_length": 32,
-    "batch_size": 32,
-    "epochs": 2,
-    "queue_batches": 1,  # several epochs take Q far: the next one is to act soon
-    "actors": 2,
-    "envs_per_actor": 16,
-}
-_PQN_VECTORS: Settings = _PQN | {
-    "hidden": (128, 128),
-    "dueling": True,  # ours: differences between actions survive when all of them are about as good
-    "trace_lambda": 0.95,  # the authors' on CartPole
-    "learning_rate": 1e-4,  # as is this
-    "epochs": 4,
-    "minibatches": 8,
-    "epsilon": 0.05,
-    "exploration_steps": 50_000,
-}
-_PQN_SMALL_IMAGES: Settings = _PQN | {
-    "image_units": 128,
-    "trace_lambda": 0.65,  # the authors', as is ε
-    "learning_rate": 5e-4,
-    "minibatches": 8,
-    "epsilon": 0.05,
-    "exploration_steps": 100_000,
-}
-_PQN_LARGE_IMAGES: Settings = _PQN | {
-    "precision": "auto",
-    "image_units": 512,
-    "trace_lambda": 0.65,
-    "learning_rate": 2.5e-4,
-    "minibatches": 8,
-    "epsilon": 0.01,
-    "exploration_steps": 250_000,
-}
 
 _SIZES: Mapping[str, tuple[Settings, Settings, Settings]] = {
     "r2d2": (_R2D2_VECTORS, _R2D2_IMAGES, _R2D2_IMAGES),
-    "pqn": (_PQN_VECTORS, _PQN_SMALL_IMAGES, _PQN_LARGE_IMAGES),
+    "pqn": (PQN_VECTORS, PQN_SMALL_IMAGES, PQN_LARGE_IMAGES),
     "bc": (_BC, _BC, _BC),
     "discrete_sac": (_DISCRETE_SAC_VECTORS, _DISCRETE_SAC_IMAGES, _DISCRETE_SAC_IMAGES),
 }
 """Families of one agent: for vectors, for small images, and for large ones."""
-
-# --- what a topology wants otherwise: topology -> agent -> settings
-
-_IN_TOPOLOGY: Mapping[str, Mapping[str, Settings]] = {
-    # Unrolls of all environments become full at the same time: larger batches are fewer updates meanwhile.
-    "ga3c": {"a2c": {"batch_size": 16, "training_min_batch": 16}},
-}
 
 
 def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = False, env_steps: int = 0) -> Settings:
@@ -326,16 +225,11 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         memory: whether its networks are to have one.
         env_steps: of the run; 0: not known.
     """
-    found = dict(_of_family(agent, facts))
-    in_topology = _IN_TOPOLOGY.get(topology, {}).get(agent, {})
-    found |= {**_Q_OWN, **BOXES_OWN, **_UNROLLS_OWN}.get(agent, {})
-    found |= (_IMAGES_OWN if facts.image_side else _VECTORS_OWN).get(agent, {})
-    if agent in _UNROLLS_OWN:
-        boxes = facts.spec.action.box or facts.spec.action.hybrid
-        found |= _UNROLLS_BOXES if boxes else _unrolls_discrete(facts)
-        if boxes and not facts.image_side and not in_topology:
-            found |= _UNROLLS_BOXES_VECTORS.get(agent, {})
-    found |= in_topology
+    found = dict(_of_family(agent, facts)) | {**_Q_OWN, **BOXES_OWN}.get(agent, {})
+    if agent in UNROLLS:
+        found |= of_policy_gradient(agent, topology, facts)
+    elif not facts.image_side:
+        found |= _VECTORS_OWN.get(agent, {})
     if agent in BOXES_OWN and not facts.image_side:
         found |= {"min_size": _random_steps(facts, _RANDOM_EPISODES)}
     if agent in _SOFT_CHOICES and not facts.image_side:
@@ -362,12 +256,6 @@ def _within_episode(gamma: float, time_limit: int) -> float:
     return min(gamma, 1.0 - 1.0 / time_limit)
 
 
-def _unrolls_discrete(facts: EnvFacts) -> Settings:
-    """Where episodes may be long, γ reaches further: with 0.99 a lander hovers instead of landing (rl-zoo: 0.995 to
-    0.999 for LunarLander)."""
-    return {"gamma": 0.995} if facts.time_limit and facts.time_limit >= _LONG_EPISODE_STEPS else {}
-
-
 def _random_steps(facts: EnvFacts, episodes: int) -> int:
     """Some whole episodes of random actions: what is rewarded once an episode is then seen."""
     return min(max(1_000, episodes * (facts.time_limit or 0)), 5_000)
@@ -383,7 +271,7 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
     if agent in _SIZES:
         vectors, small_images, large_images = _SIZES[agent]
     elif AGENTS[agent].item == "unroll":
-        vectors, small_images, large_images = _UNROLLS_VECTORS, _UNROLLS_IMAGES, _UNROLLS_IMAGES
+        vectors, small_images, large_images = UNROLLS_VECTORS, UNROLLS_IMAGES, UNROLLS_IMAGES
     elif agent in BOXES_OWN:
         vectors, small_images, large_images = BOXES_VECTORS, BOXES_IMAGES, BOXES_IMAGES
     else:

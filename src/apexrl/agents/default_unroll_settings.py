@@ -1,0 +1,136 @@
+"""Settings without a preset for agents that learn from unrolls: policy gradients, and Q-learning (``pqn``).
+
+Batches count unrolls. "rl-zoo" is DLR-RM/rl-baselines3-zoo, "SB3" Stable-Baselines3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from apexrl.agents.default_scaling import FAST_IMAGES, SCALED, Settings
+from apexrl.agents.env_facts import EnvFacts
+
+_LONG_EPISODE_STEPS = 1_000
+
+# --- policy gradients: a2c, impala, ppo, appo
+
+_UNROLLS: Settings = {
+    "normalize_advantages": True,
+    "summed_loss": False,
+    "optimizer": "adam",
+    "optimizer_eps": 1e-5,
+    "gradient_clip": 0.5,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.01,
+    "actors": 2,
+}
+UNROLLS_VECTORS: Settings = (
+    _UNROLLS
+    | SCALED
+    | {
+        "hidden": (64, 64),  # SB3, CleanRL
+        "separate_values": True,  # SB3, CleanRL
+        "learning_rate": 1e-3,
+        "envs_per_actor": 8,
+        # of Acrobot's random episodes 1 % reach the goal by independent actions, 25 % by those of pink noise
+        "pink_noise": True,
+    }
+)
+UNROLLS_IMAGES: Settings = _UNROLLS | FAST_IMAGES | {"learning_rate": 5e-4, "envs_per_actor": 16}
+UNROLLS: Mapping[str, Settings] = {
+    "a2c": {"unroll_length": 16, "batch_size": 8},
+    "impala": {"unroll_length": 32, "batch_size": 8},
+    "ppo": {  # CleanRL's and SB3's 2048 steps; a third of their gradient steps, each on twice as many steps
+        "unroll_length": 128,
+        "batch_size": 16,
+        "epochs": 6,
+        "minibatches": 16,
+        "learning_rate": 5e-4,
+        "queue_batches": 1,  # several epochs take the policy far: the next one is to act soon
+    },
+    "appo": {
+        "unroll_length": 32,
+        "batch_size": 16,
+        "epochs": 2,
+        "minibatches": 4,
+        "clip_ratio": 0.2,
+        "learning_rate": 5e-4,
+    },
+}
+_UNROLLS_BOXES: Settings = {
+    "pink_noise": True,
+    "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
+}
+# RAdam's first hundreds of steps are small: with Adam's, it stood still in MountainCarContinuous before the goal.
+_SMALL_FIRST_STEPS: Settings = {"optimizer": "radam", "second_moment_decay": 0.997}
+_UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
+    # With 128 steps an update, HalfCheetah had not begun to run after 100,000 steps in 3 of 3 seeds; it had with 32.
+    "a2c": _SMALL_FIRST_STEPS | {"unroll_length": 8, "batch_size": 4, "envs_per_actor": 4},
+    "appo": _SMALL_FIRST_STEPS,
+}
+_IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  # CleanRL on Atari: 4 and 4
+_IN_TOPOLOGY: Mapping[tuple[str, str], Settings] = {
+    # Unrolls of all environments become full at the same time: larger batches are fewer updates meanwhile.
+    ("a2c", "ga3c"): {"batch_size": 16, "training_min_batch": 16},
+}
+
+# --- Q-learning: pqn
+
+_PQN: Settings = SCALED | {
+    "optimizer": "radam",
+    "optimizer_eps": 1e-5,  # gradients of learned returns of size 1 are small, and mostly noise in the end
+    "gradient_clip": 10.0,
+    "gamma": 0.99,
+    "unroll_length": 32,
+    "batch_size": 32,
+    "epochs": 2,
+    "queue_batches": 1,  # several epochs take Q far: the next one is to act soon
+    "actors": 2,
+    "envs_per_actor": 16,
+}
+PQN_VECTORS: Settings = _PQN | {
+    "hidden": (128, 128),
+    "dueling": True,  # ours: differences between actions survive when all of them are about as good
+    "trace_lambda": 0.95,  # the authors' on CartPole
+    "learning_rate": 1e-4,  # as is this
+    "epochs": 4,
+    "minibatches": 8,
+    "epsilon": 0.05,
+    "exploration_steps": 50_000,
+}
+PQN_SMALL_IMAGES: Settings = _PQN | {
+    "image_units": 128,
+    "trace_lambda": 0.65,  # the authors', as is ε
+    "learning_rate": 5e-4,
+    "minibatches": 8,
+    "epsilon": 0.05,
+    "exploration_steps": 100_000,
+}
+PQN_LARGE_IMAGES: Settings = _PQN | {
+    "precision": "auto",
+    "image_units": 512,
+    "trace_lambda": 0.65,
+    "learning_rate": 2.5e-4,
+    "minibatches": 8,
+    "epsilon": 0.01,
+    "exploration_steps": 250_000,
+}
+
+
+def of_policy_gradient(agent: str, topology: str, facts: EnvFacts) -> Settings:
+    """What ``agent``, of ``UNROLLS``, has beyond its family."""
+    boxes = facts.spec.action.box or facts.spec.action.hybrid
+    in_topology = _IN_TOPOLOGY.get((agent, topology), {})
+    found = UNROLLS[agent] | (_IMAGES_OWN.get(agent, {}) if facts.image_side else {})
+    found |= _UNROLLS_BOXES if boxes else _discrete(facts)
+    if boxes and not facts.image_side and not in_topology:
+        found |= _UNROLLS_BOXES_VECTORS.get(agent, {})
+    return found | in_topology
+
+
+def _discrete(facts: EnvFacts) -> Settings:
+    """Where episodes may be long, γ reaches further: with 0.99 a lander hovers instead of landing (rl-zoo: 0.995 to
+    0.999 for LunarLander)."""
+    return {"gamma": 0.995} if facts.time_limit and facts.time_limit >= _LONG_EPISODE_STEPS else {}
