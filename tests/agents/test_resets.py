@@ -17,13 +17,13 @@ from torch import nn
 
 import apexrl
 from apexrl import topologies
-from apexrl.agents import with_agent
+from apexrl.agents import agent_class, with_agent
 from apexrl.agents.dqn import DQN
 from apexrl.agents.horizon import Horizon, horizon, last_reset
 from apexrl.agents.resets import shrink_and_perturb
 from apexrl.agents.rng_state import seeded_layers
 from apexrl.config import AgentConfig, Config
-from apexrl.config.convert import override
+from apexrl.config.convert import check_values, override
 from apexrl.errors import AgentError, ConfigError
 from apexrl.networks import FlatParameters, QNetwork
 from apexrl.protocols import Item, Place
@@ -87,15 +87,40 @@ def test_items_are_as_long_as_the_longest_return() -> None:
 
 
 def test_what_cannot_be_annealed_is_refused() -> None:
-    for changes, why in (
-        ({"gamma": 1.0}, "--anneal-horizon lets 1 − γ fall exponentially, .* set --gamma below 1"),
-        ({"munchausen": True, "double": False, "n_step": 1}, "--anneal-horizon and --n-step-start 10.* set --n-step-"),
-    ):
-        config = override(with_agent(Config(), "dqn"), {"anneal_horizon": True, **changes})
-        with pytest.raises(AgentError, match=why):
-            DQN(SPEC, config.agent)
+    for gamma in (0.0, 1.0):
+        with pytest.raises(ConfigError, match=f"1 − γ exponentially, .* set --gamma between 0 and 1, not {gamma:g}"):
+            check_values(override(with_agent(Config(), "sac"), {"anneal_horizon": True, "gamma": gamma}))
+    soft = {"anneal_horizon": True, "munchausen": True, "double": False, "n_step": 1}
+    with pytest.raises(AgentError, match=r"--anneal-horizon and --n-step-start 10.* set --n-step-"):
+        DQN(SPEC, override(with_agent(Config(), "dqn"), soft).agent)
     with pytest.raises(AgentError, match="--anneal-horizon needs an agent with horizon, which SimpleNamespace has not"):
         HorizonOf(SimpleNamespace(), override(Config(), {"anneal_horizon": True}))
+
+
+@pytest.mark.parametrize("name", ["dqn", "vdn", "discrete_sac", "sac", "td3", "iql", "ppo", "pqn"])
+def test_a_run_of_any_agent_learns_by_the_gamma_of_its_schedule(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = agent_class(name)
+    gammas: list[float] = []
+    update: Callable[..., Any] = kind.update
+
+    def noted(agent: Any, prepared: Any) -> Any:
+        gammas.append(float(prepared.discount.max()))
+        return update(agent, prepared)
+
+    monkeypatch.setattr(kind, "update", noted)
+    horizons = {"anneal_horizon": True, "gamma_start": 0.5, "gamma": 0.9, "horizon_updates": 10}
+    config = run_of(name, **horizons, **({} if name in ("ppo", "pqn") else {"n_step_start": 1, "n_step": 1}))
+    apexrl.train(
+        config, show=False, serial=True, env_steps=400, seed=1, eval_episodes=1, eval_period_seconds=3600.0,
+        stop_at_return=None, out=str(tmp_path),
+    )  # fmt: skip
+    wanted = [horizon(config.agent, updates).gamma for updates in range(len(gammas))]
+    known = [(found, now) for found, now in zip(gammas, wanted, strict=True) if found]  # else every step ended a game
+    assert known[0] == (0.5, 0.5)
+    assert len(known) > 12
+    assert [found for found, _ in known] == pytest.approx([now for _, now in known])
 
 
 # Resets

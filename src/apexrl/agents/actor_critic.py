@@ -20,6 +20,7 @@ from apexrl.agents.acting_noise import LEVELS, ActingNoise
 from apexrl.agents.action_masks import action_masks
 from apexrl.agents.box_actions import ActionBox
 from apexrl.agents.decision import Decision
+from apexrl.agents.horizon import gamma_share
 from apexrl.agents.hybrid_actions import HybridActions
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.memory import memory_choice
@@ -221,7 +222,8 @@ class ActorCritic:
 
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first, with addends of logits in place of masks of actions."""
-        handed = unrolls(batch, "action" if self._box is None else SAMPLE, tuple(self._memory_shapes), self._device)
+        action, states = "action" if self._box is None else SAMPLE, tuple(self._memory_shapes)
+        handed = unrolls(batch, action, states, self._device, gamma_share(self._config, self.updates))
         return handed._replace(observation=self._masks.addends(handed.observation))
 
     gradients, apply = unroll_updates.gradients, unroll_updates.apply

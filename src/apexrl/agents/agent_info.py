@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from apexrl.config import agent_settings as families
+from apexrl.config import value_settings as values
 from apexrl.config.schema import DatasetSettings, HindsightSettings, ReplaySettings
 
 
@@ -44,7 +45,8 @@ ANY_OR_BOTH = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions, or a
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")
 KEPT = (*STEP_SIZE, ReplaySettings, DatasetSettings, "beta_end", "n_step", "random_start")
 REMEMBERS = (families.MemorySettings, families.SequenceSettings)  # of agents with a replay
-SOFT = (*KEPT, HindsightSettings, families.CriticSettings, families.SoftSettings)
+HORIZON = values.HorizonSettings  # of agents of transitions; those of unrolls change γ alone
+SOFT = (*KEPT, HORIZON, HindsightSettings, families.CriticSettings, families.SoftSettings)
 
 # What SAC and discrete SAC stand for alike.
 POLYAK: dict[str, Any] = {"polyak": 0.005}  # SB3's and CleanRL's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from apexrl.agents.agent_info import BOX, BOX_OR_BOTH, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
+from apexrl.agents.agent_info import BOX, BOX_OR_BOTH, HORIZON, KEPT, LEARNED, POLYAK, REMEMBERS, SOFT, AgentInfo
 from apexrl.config import agent_settings as families
 from apexrl.config import value_settings as values
 from apexrl.config.schema import ActionNoiseSettings, HindsightSettings
@@ -13,6 +13,7 @@ from apexrl.config.schema import ActionNoiseSettings, HindsightSettings
 _SOFT = (*SOFT, families.ActingNoiseSettings)
 _DETERMINISTIC = (
     *KEPT,
+    HORIZON,
     *REMEMBERS,
     HindsightSettings,
     families.CriticSettings,
@@ -265,6 +266,7 @@ BOX_AGENTS: dict[str, AgentInfo] = {
         BOX,
         (
             *KEPT,
+            HORIZON,
             families.CriticSettings,
             families.TargetSettings,
             families.ImplicitSettings,

@@ -9,6 +9,7 @@ from apexrl.agents.agent_info import (
     ANY,
     ANY_OR_BOTH,
     DISCRETE,
+    HORIZON,
     KEPT,
     LEARNED,
     POLYAK,
@@ -29,6 +30,7 @@ _DQN = (
     *_VALUES,
     *REMEMBERS,
     HindsightSettings,
+    HORIZON,
     values.ResetSettings,
     values.NoisySettings,
     values.MunchausenSettings,
@@ -36,22 +38,27 @@ _DQN = (
     values.CategoricalSettings,
     families.ConservativeSettings,
 )
+_GAMMA = ("anneal_horizon", "gamma_start", "horizon_updates")
 _GRADIENTS = (
     *STEP_SIZE,
+    *_GAMMA,
     families.ActorCriticSettings,
     families.ActingNoiseSettings,
     families.LayerSettings,
     families.MemorySettings,
 )
 _PQN = (
-    *(*STEP_SIZE, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
+    *(*STEP_SIZE, *_GAMMA, families.LayerSettings, families.TraceSettings, *_EPSILON, "dueling", "huber"),
     *("unroll_length", "epochs", "minibatches"),
 )
 _team = partial(
     AgentInfo,
     "apexrl.agents.value_decomposition:ValueDecomposition",
     DISCRETE,
-    (*KEPT, *REMEMBERS, MixingSettings, families.TargetSettings, families.LayerSettings, *_EPSILON, "double", "huber"),
+    (
+        *(*KEPT, HORIZON, *REMEMBERS, *_EPSILON),
+        *(MixingSettings, families.TargetSettings, families.LayerSettings, "double", "huber"),
+    ),
 )
 _dqn = partial(AgentInfo, "apexrl.agents.dqn:DQN", DISCRETE, _DQN)
 _actor_critic = partial(AgentInfo, "apexrl.agents.actor_critic:ActorCritic", ANY_OR_BOTH, _GRADIENTS, item="unroll")

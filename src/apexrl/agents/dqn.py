@@ -23,7 +23,6 @@ from apexrl.agents.bootstrap import targets_of
 from apexrl.agents.cuda_graphs import cuda_graphs
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
-from apexrl.agents.horizon import Horizon, check_horizon, horizon
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.resets import Resets
@@ -60,7 +59,6 @@ class DQN:
     recordable = True
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
-        check_horizon(config)
         self._config = config
         self._device = torch.device(device)
         self._choices = Choices(spec, config.agent)
@@ -174,11 +172,6 @@ class DQN:
         return as_array(of_sequences(mask, self._returns.priorities(fresh, self._targets), config.priority_eta))
 
     # Learning
-
-    @property
-    def horizon(self) -> Horizon:
-        """n and γ of the batch that is drawn next, at most the n of the replay's items."""
-        return horizon(self._config, self.updates)
 
     prepare = memory.prepare
 
@@ -305,7 +298,7 @@ class DQN:
     gradients = trained_agent.gradients
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
-    anneal = trained_agent.anneal
+    anneal, horizon = trained_agent.anneal, trained_agent.horizon
 
     def refresh(self) -> None:
         """Parameters were changed, or moved to other memory, from outside: forget what was derived from them."""

@@ -1,4 +1,5 @@
-"""How far returns look ahead, n and γ, as a function of updates since the last reset (BBF). Loads no PyTorch.
+"""How far returns look ahead, n and γ, as a function of updates, since the last reset if there are any. Loads no
+PyTorch.
 
 Schwarzer et al. 2023 (arXiv 2305.19452), section 4: after each reset n falls and γ rises, both exponentially. Short
 horizons at the end have little variance and little bias from old policies; long ones at the start learn fast.
@@ -9,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from apexrl.config import AgentConfig
-from apexrl.errors import AgentError
 
 
 class Horizon(NamedTuple):
@@ -60,17 +60,9 @@ def ladder(policies: int, greatest: float, least: float) -> list[float]:
     return [1.0 - interpolated(1.0 - greatest, 1.0 - least, i * share) for i in range(policies)]
 
 
-def check_horizon(config: AgentConfig) -> None:
-    """Refuse an end that no exponential reaches.
-
-    Raises:
-        AgentError: γ is to rise to 1.
-    """
-    if config.anneal_horizon and not config.gamma < 1.0:
-        raise AgentError(
-            f"{config.agent}: --anneal-horizon lets 1 − γ fall exponentially, which never becomes 0: set --gamma below "
-            "1, or --no-anneal-horizon"
-        )
+def gamma_share(config: AgentConfig, updates: int) -> float:
+    """γ now, over that with which discounts were recorded."""
+    return horizon(config, updates).gamma / config.gamma if config.anneal_horizon else 1.0
 
 
 def longest(config: AgentConfig) -> int:

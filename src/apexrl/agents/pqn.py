@@ -14,6 +14,7 @@ from apexrl.agents import diagnostics, trained_agent, unroll_updates
 from apexrl.agents.bootstrap import traces
 from apexrl.agents.decision import Decision
 from apexrl.agents.discrete_actions import Choices
+from apexrl.agents.horizon import gamma_share
 from apexrl.agents.layer_choice import layer_choice
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, acting_generator, seeded_layers
@@ -116,7 +117,7 @@ class PQN:
 
     def prepare(self, batch: Sampled) -> Unrolls:
         """Hand a batch over to the device, time first."""
-        return unrolls(batch, "action", (), self._device)
+        return unrolls(batch, "action", (), self._device, gamma_share(self._config, self.updates))
 
     gradients, apply = unroll_updates.gradients, unroll_updates.apply
     update, steps = unroll_updates.update, unroll_updates.steps

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from apexrl.agents import diagnostics
+from apexrl.agents.horizon import Horizon
+from apexrl.agents.horizon import horizon as horizon_at
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import RandomGenerator, pack, restore
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Loss, Trained, as_returned, held
@@ -134,6 +136,14 @@ def anneal(agent: TrainedAgent, progress: float) -> None:
     left = 1.0 - progress * (1.0 - agent._config.learning_rate_end)
     for network in agent.networks.values():
         network.anneal(left)
+
+
+def _horizon(agent: TrainedAgent) -> Horizon:
+    """n and γ of the batch that is drawn next, at most the n of the replay's items."""
+    return horizon_at(agent._config, agent.updates)
+
+
+horizon = property(_horizon)  # of the class that takes it
 
 
 def weights(agent: TrainedAgent) -> dict[str, Array]:

@@ -58,13 +58,16 @@ class Unrolls(NamedTuple):
         )
 
 
-def unrolls(batch: Sampled, action: str, states: tuple[str, ...], device: torch.device) -> Unrolls:
+def unrolls(
+    batch: Sampled, action: str, states: tuple[str, ...], device: torch.device, gamma_share: float = 1.0
+) -> Unrolls:
     """Hand a batch over to the device, and turn what is small time first.
 
     Args:
         batch: of a replay of kind ``unroll``.
         action: the field that holds what the policy drew.
         states: the per-item fields that hold the recurrent state.
+        gamma_share: γ to learn with, over that of the recorded discounts.
     """
     data = batch.data
     seen = {name: unread(array, _behind_ends(data)) for name, array in split_observation(data).items()}
@@ -82,7 +85,7 @@ def unrolls(batch: Sampled, action: str, states: tuple[str, ...], device: torch.
         turned(data[action]),
         turned(data["log_prob"] if "log_prob" in data else np.zeros_like(data["reward"])),
         turned(data["reward"]),
-        turned(data["discount"]),
+        turned(data["discount"]) * gamma_share,
         turned(mask),
         turned(fresh),
     )

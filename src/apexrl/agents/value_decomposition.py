@@ -150,7 +150,7 @@ class ValueDecomposition:
     gradients, apply = trained_agent.gradients, trained_agent.apply
     update, weights, load = trained_agent.update, trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
-    anneal = trained_agent.anneal
+    anneal, horizon = trained_agent.anneal, trained_agent.horizon
 
     def _taken(self, batch: Transitions) -> Tensor:
         """Q(s, a) [B]."""

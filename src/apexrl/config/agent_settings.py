@@ -14,6 +14,7 @@ from apexrl.config.settings import Needs, Range
 from apexrl.config.value_settings import (
     CategoricalSettings,
     DistributionSettings,
+    HorizonSettings,
     MunchausenSettings,
     NoisySettings,
     ResetSettings,
@@ -380,6 +381,7 @@ class AgentConfig(  # a dataclass has the fields of its last base first
     DistributionSettings,
     MunchausenSettings,
     NoisySettings,
+    HorizonSettings,
     ResetSettings,
     MixingSettings,
     ValueSettings,

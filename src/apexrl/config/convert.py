@@ -246,6 +246,11 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
             f"--sequence-stride {agent.sequence_stride} is more than --sequence-length {agent.sequence_length}: steps "
             "in between would be in no sequence. Lower the one or raise the other"
         )
+    if agent.anneal_horizon and not 0.0 < agent.gamma < 1.0:
+        raise ConfigError(
+            f"--anneal-horizon changes 1 − γ exponentially, which never becomes 0: set --gamma between 0 and 1, not "
+            f"{agent.gamma:g}, or --no-anneal-horizon"
+        )
     steps = "updates" if config.topology == "offline" else "env_steps"
     limit, what = getattr(config.stop, steps), {"updates": "updates", "env_steps": "environment steps"}[steps]
     if agent.anneal and not limit:

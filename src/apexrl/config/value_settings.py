@@ -22,7 +22,7 @@ class ValueSettings:
 
 @dataclass(frozen=True)
 class ResetSettings:
-    """Resets of Q-networks, and returns whose horizon changes after them (BBF)."""
+    """Resets of Q-networks (BBF)."""
 
     reset_period_updates: Annotated[int, Range(0)] = 0
     """Learner updates between resets of network, target and optimizer; 0: never (BBF: 40 000).
@@ -31,11 +31,17 @@ class ResetSettings:
     """Learner updates after which nothing is reset, so that a run ends with a trained network; 0: no end."""
     shrink_factor: Annotated[float, Range(0, 1), Needs("reset_period_updates", unless=(0,))] = 0.5
     """Share of the encoder's weights that a reset keeps; the rest are fresh ones (BBF: 0.5, SR-SPR: 0.8)."""
+
+
+@dataclass(frozen=True)
+class HorizonSettings:
+    """Returns whose horizon changes."""
+
     anneal_horizon: bool = False
-    """After each reset, and at the beginning, n falls from n_step_start to n_step (BBF).
-    γ rises from gamma_start to gamma meanwhile."""
+    """At the beginning, and after each reset, n goes from n_step_start to n_step (BBF).
+    γ goes from gamma_start to gamma meanwhile; with unrolls it alone does."""
     n_step_start: Annotated[int, Range(1, 1_000), Needs("anneal_horizon")] = 10
-    """n at first (BBF: 10, to an n_step of 3)."""
+    """n at first (BBF: 10, to an n_step of 3); as n_step, if γ alone is to change."""
     gamma_start: Annotated[float, Range(0, below=1), Needs("anneal_horizon")] = 0.97
     """γ at first (BBF: 0.97, to a gamma of 0.997)."""
     horizon_updates: Annotated[int, Range(1), Needs("anneal_horizon")] = 10_000

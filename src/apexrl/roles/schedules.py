@@ -84,7 +84,8 @@ class HorizonOf:
     """
 
     def __init__(self, agent: Any, config: Config) -> None:
-        self._agent = agent if config.agent.anneal_horizon else None
+        unrolls = getattr(agent, "item", Item()).kind == "unroll"  # whose discounts the agent changes by itself
+        self._agent = agent if config.agent.anneal_horizon and not unrolls else None
         if self._agent is not None and not hasattr(agent, "horizon"):
             raise AgentError(f"--anneal-horizon needs an agent with horizon, which {type(agent).__name__} has not")
 

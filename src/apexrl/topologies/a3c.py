@@ -57,6 +57,8 @@ def _check(config: Config) -> None:
         if getattr(wiring, name) != getattr(usual, name):
             given, other = as_flag(name, getattr(wiring, name)), as_flag("hogwild", wiring.hogwild)
             raise ConfigError(f"{given} means nothing with {other}: leave it out, or change the other")
+    if config.agent.anneal_horizon:
+        raise ConfigError("--anneal-horizon goes by all updates, and a worker counts its own: set --no-anneal-horizon")
     if config.agent.anneal and not wiring.hogwild:
         raise ConfigError(
             "--anneal cannot go with --no-hogwild: parameter servers make steps of one size. Set --no-anneal, or "
