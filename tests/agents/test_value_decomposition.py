@@ -83,6 +83,26 @@ def test_who_is_there_is_not_scaled() -> None:
     assert torch.equal(agent._normalizer.observation(told)[PRESENT], told[PRESENT])
 
 
+@pytest.mark.parametrize("name", ["vdn", "qmix"])
+def test_what_agents_see_has_one_scale_that_leaves_them_apart(name: str) -> None:
+    """Who each is, one-hot, is constant for itself: by a scale of its own it would be 0. Nobody counts who is gone."""
+    agent, rng = made(name, normalize_observations=True), np.random.default_rng(5)
+    batch, now, later = batch_of(rng)
+    for side in (now, later):
+        side[TEAM][..., :K] = np.eye(K)
+        side[TEAM][..., 3] = 1_000.0 + 50.0 * side[TEAM][..., 3]
+        side[TEAM][side[PRESENT] == 0] = 1e6
+    sides = ({key: torch.from_numpy(value) for key, value in side.items()} for side in (now, later))
+    batch = batch._replace(**dict(zip(("observation", "next_observation"), sides, strict=True)))
+    for _ in range(3):
+        agent.update(batch)
+    there = now[TEAM][now[PRESENT] == 1]
+    found = agent._normalizer.observation(batch.observation)[TEAM].numpy()[now[PRESENT] == 1]
+    np.testing.assert_allclose(found, (there - there.mean(axis=0)) / there.std(axis=0), rtol=1e-3, atol=1e-3)
+    who = found[:, :K][np.argsort(there[:, :K].argmax(axis=1), kind="stable")]
+    assert len(np.unique(who.round(3), axis=0)) == K
+
+
 def test_each_agent_explores_by_itself_and_takes_possible_actions() -> None:
     agent, observations = made("vdn"), seen(np.random.default_rng(1), 2000)
     masks = observations[ACTION_MASK].reshape(-1, K, N)

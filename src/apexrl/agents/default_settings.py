@@ -87,13 +87,13 @@ _Q_LARGE_IMAGES: Settings = FAST_IMAGES | {
     "envs_per_actor": 8,
     "pull_period": 50,
 }
-# The papers scale nothing, and add squared errors. In QMIX's two-step game the mixture did not learn from scaled
-# observations and returns. PyMARL too lets the online network choose; in simple_spread the mixture's values rose above
-# 0 without, or with 500 updates between copies, and its agents left.
+# The papers scale nothing, and add squared errors. Scaled observations cost nothing in QMIX's two-step game and in
+# simple_spread, and others need them; with returns scaled too, the mixture did not learn. PyMARL too lets the online
+# network choose; without, or with 500 updates between copies, the mixture's values rose above 0 in simple_spread, and
+# its agents left.
 _TEAMS: Settings = {
     "n_step": 1,
     "huber": 0.0,
-    "normalize_observations": False,
     "normalize_returns": False,
     "double": True,
     "target_period_updates": 200,

@@ -21,7 +21,7 @@ from apexrl.agents.unroll_batch import Unrolls
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError
 from apexrl.protocols import NORMALIZER
-from apexrl.spec import ACHIEVED_GOAL, DESIRED_GOAL, PRESENT, EnvSpec
+from apexrl.spec import ACHIEVED_GOAL, DESIRED_GOAL, PRESENT, EnvSpec, is_team
 
 GROUP = NORMALIZER
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
@@ -122,7 +122,8 @@ class Normalizer:
 
     Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them. So
     does who of a team is there, and for an encoder of the user's own (``network``) all that has three dimensions: it
-    may be an image to it that is too small for convolutions of ours.
+    may be an image to it that is too small for convolutions of ours. What each agent of a team sees has one scale for
+    all of them, as they share a network: who of them sees it must not be lost.
 
     Args:
         targets: values are learned in units of their targets, too (PopArt).
@@ -134,13 +135,14 @@ class Normalizer:
         self._n_step = config.n_step
         self._stacked = spec.stack > 1
         shapes = {
-            name: field.shape
+            name: spec.each_sees(name).shape
             for name, field in spec.observation.items()
             if field.dtype not in ("uint8", "bool")
             and not (name == PRESENT and spec.of_team)
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
             and not (config.network and len(spec.each_sees(name).shape) == 3)
         }
+        self._of_team = [name for name in shapes if spec.of_team and is_team(name)]
         # What was achieved and what is desired are compared: one scale for both.
         self._goals = (
             config.normalize_observations
@@ -307,6 +309,10 @@ class Normalizer:
             return
         for name, mean in self._moments.means.items():
             rows = seen.observation[name].to(torch.float32)
+            if name in self._of_team:
+                rows = rows[seen.observation[PRESENT].bool()]  # [agents that are there, *shape]
+                if not len(rows):
+                    continue
             variance, found = torch.var_mean(rows, dim=0, correction=0)
             into[f"mean/{name}".replace(".", "_")].copy_(found)
             if mean.any():
@@ -319,7 +325,7 @@ class Normalizer:
 
     def _seen(self, batch: Transitions | Sequences | Unrolls) -> Seen:
         """Steps that were taken, newest frames only; goals of both kinds together."""
-        names = [*self._moments.means, *([ACHIEVED_GOAL] if self._goals else [])]
+        names = [*self._moments.means, *([ACHIEVED_GOAL] if self._goals else []), *([PRESENT] if self._of_team else [])]
         if isinstance(batch, Transitions):
             newest = {name: batch.observation[name] for name in names}
             reward, discount = batch.reward, batch.discount
