@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import gymnasium as gym
@@ -218,6 +218,12 @@ class MaskedVectorEnv(VectorEnv):
     """Environments whose observations have masks, which are looked at: each choice must have a possible action, unless
     the episode has terminated there."""
 
+    @cached_property
+    def _choice_of(self) -> Bools:
+        """Which column of a mask belongs to which choice, [n, k]."""
+        choices = self.spec.action.choices
+        return np.repeat(np.eye(len(choices), dtype=np.bool_), choices, axis=0)
+
     def reset(self, seed: int | None = None) -> dict[str, Array]:
         """As ``VectorEnv.reset``.
 
@@ -240,9 +246,10 @@ class MaskedVectorEnv(VectorEnv):
         return stepped
 
     def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
-        some = self.spec.action.possible_in(masks)
-        if some.all():
+        # Between a network's passes caches are cold: reductions along an axis take three times as long as this.
+        if all(masks.dot(self._choice_of).ravel().tolist()):
             return
+        some = self.spec.action.possible_in(masks)
         if stepped is None:
             some |= self._absent
         else:

@@ -55,8 +55,10 @@ class Leaf:
         Raises:
             SpecError: it has none, or one that does not fit; the message says what was shown instead.
         """
+        value = observation
         try:
-            value = self.of(observation)
+            for key in self.path:  # as ``of``, whose call costs a sixth of this one
+                value = value[key]
         except (KeyError, IndexError, TypeError) as error:
             raise SpecError(f"nothing of {self.name!r}, which its observation space has") from error
         if self.writer is not None:
