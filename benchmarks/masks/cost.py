@@ -14,21 +14,14 @@ import sys
 from statistics import median
 from typing import Any
 
-from apexrl.agents import AGENTS
 from benchmarks.lib import report, runs
-
-CELLS = ("apex:double_dqn", "seed:discrete_sac", "impala:ppo", "sample_factory:appo")
-KINDS = {"without": "nowhere", "with": "key"}
+from benchmarks.masks.cells import CELLS, KINDS, flags
 
 
 def rate(cell: str, env: list[str], seconds: float, name: str, python: str) -> float:
     """Environment steps per second of a run, its updates in step with them."""
-    topology, agent = cell.split(":")
-    flags = [*env, "--topology", topology, "--agent", agent, "--envs-per-actor", "16", "--hidden", "64", "64"]
-    flags += ["--minutes", str(seconds / 60.0), "--eval-period-seconds", "1000000", "--eval-episodes", "1"]
-    if AGENTS[agent].item != "unroll":
-        flags += ["--updates-per-step", "0.1", "--min-size", "1000"]
-    runs.train("", name, flags, seconds + 120.0, python)
+    words = [*env, *flags(cell), "--minutes", str(seconds / 60.0)]
+    runs.train("", name, words, seconds + 120.0, python)
     return runs.rates(runs.RUNS / name, 3.0).env_steps_per_second
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from apexrl.agents import AGENTS
 from benchmarks.lib import report
+from benchmarks.masks.cells import CELLS, KINDS, flags
 
-STEPS = {"apex:double_dqn": 3500, "seed:discrete_sac": 2600, "impala:ppo": 7000, "sample_factory:appo": 9000}
+STEPS = dict(zip(CELLS, (3500, 2600, 7000, 9000), strict=True))
 FIRST = 1500
-KINDS = {"without": "nowhere", "with": "key"}
 CHILD = Path(__file__).with_name("serial_run.py")
 
 
@@ -58,17 +57,12 @@ def together(commands: dict[str, list[str]], turn: float) -> dict[str, float]:
 
 def commands(cell: str, before: str | None) -> dict[str, list[str]]:
     """What each kind of run is called by."""
-    topology, agent = cell.split(":")
-    flags = ["--topology", topology, "--agent", agent, "--envs-per-actor", "16", "--hidden", "64", "64", "--seed", "1"]
-    flags += ["--eval-period-seconds", "1000000", "--eval-episodes", "1"]
-    if AGENTS[agent].item != "unroll":
-        flags += ["--updates-per-step", "0.1", "--min-size", "1000"]
-    start = [str(CHILD), str(FIRST), str(STEPS[cell]), "--"]
+    start = [str(CHILD), str(FIRST), str(STEPS[cell]), "--", *flags(cell), "--seed", "1"]
     if before:
         env = ["--env", "CartPole-v1"]
-        return {kind: [python, *start, *env, *flags] for kind, python in (("before", before), ("now", sys.executable))}
+        return {kind: [python, *start, *env] for kind, python in (("before", before), ("now", sys.executable))}
     env = ["--env", "apexrl.envs.toy:Doors-v0", "--env-kwargs", "told"]
-    return {kind: [sys.executable, *start, *env, told, *flags] for kind, told in KINDS.items()}
+    return {kind: [sys.executable, *start, *env, told] for kind, told in KINDS.items()}
 
 
 def main() -> None:

@@ -77,6 +77,7 @@ def test_a_run_records_and_the_dataset_tells_of_it(
     told = json.loads(capsys.readouterr().out)
     assert {"fqe", "wis", "wpdis"} <= told.keys()
     assert told["gamma"] == 0.9
+    assert told["updates_needed"] > 5
     assert told["dataset"]["low"] <= told["dataset"]["value"] <= told["dataset"]["high"]
 
 

@@ -24,10 +24,11 @@ from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
-from apexrl.roles.pool_players import PoolPlayers
+from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
+from apexrl.roles.pool_players import PoolPlayers, opponents
 from apexrl.run import checkpoint
 from apexrl.run.metrics import read_rows
-from apexrl.run.opponent_pool import OpponentPool
+from apexrl.run.opponent_pool import Member, OpponentPool, Ratings
 from apexrl.topologies.placements import check
 from apexrl.topologies.validation import validate
 
@@ -183,6 +184,21 @@ def test_a_run_that_nobody_can_play_is_told_of_once(tmp_path: Path) -> None:
         f"--played-by: {empty} has no pool yet; until it has one, agents that it plays act at random",
     ]
     assert len({one["once"] for one in told}) == 2
+
+
+def test_when_a_pool_is_looked_at_hangs_on_the_roles_clock(tmp_path: Path) -> None:
+    """Serial runs count steps on it, so that they can be repeated."""
+    run = InlineRun(lambda name, kind, values: None, steps_per_second=100.0)
+    context = InlineContext(run, WorkerIdentity("actor-0", "actor", 0, 0, 1, tmp_path))
+    players = opponents(context, self_play("impala", tmp_path, newest_share=0.0))
+    assert players is not None
+    asked = players(0)
+    assert asked.draw(["second"]) == {"second": "random"}
+    OpponentPool(tmp_path).put_ratings(Ratings(members=[Member("policy-000000150", 150, 1, 0.0)]))
+    run.totals["env_steps"] = 99
+    assert asked.draw(["second"]) == {"second": "random"}
+    run.totals["env_steps"] = 100
+    assert asked.draw(["second"]) == {"second": "self:policy-000000150"}
 
 
 _RUN = """

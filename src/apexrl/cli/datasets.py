@@ -108,19 +108,21 @@ def ope(words: list[str]) -> int:
         methods = (FITTED, *(("wis", "wpdis") if weighing else ()))
     fit = Fit(gamma, wanted.epsilon, wanted.updates)
     found = estimates(loaded, config, wanted.dataset, methods, fit, wanted.seed)
+    short = FITTED in found.estimates and fit.updates < fit.least_updates
     if wanted.json:
         effective = None if math.isnan(found.effective) else found.effective
         of_agent = {
             name: {part: None if math.isnan(number) else number for part, number in one._asdict().items()}
             for name, one in found.estimates.items()
         }
-        print(json.dumps({"gamma": gamma, "dataset": found.recorded._asdict(), "effective": effective, **of_agent}))
+        told = {"gamma": gamma, "dataset": found.recorded._asdict(), "effective": effective}
+        print(json.dumps({**told, "updates_needed": fit.least_updates if short else None, **of_agent}))
         return OK
     print(f"discounted return from the first states of {wanted.dataset}, γ {gamma:g}, with intervals of 95 %")
     print(f"  {'dataset':8} {_spelled(found.recorded)}  its own policy")
     for name, one in found.estimates.items():
         print(f"  {name:8} {_spelled(one)}")
-    if FITTED in found.estimates and fit.updates < fit.least_updates:
+    if short:
         print(
             f"  fqe may be too near to 0 where episodes are long: γ {gamma:g} looks {fit.horizon:.0f} steps ahead, "
             f"for which it needs --updates {fit.least_updates}"

@@ -48,7 +48,7 @@ class PoolKeeper:
         self._pool = OpponentPool(context.folder, context.fence)
         self._ratings = self._pool.ratings() or Ratings()
         self._seeds = np.random.SeedSequence(context.seed)
-        self._players = PoolPlayers(config, context.folder, context.seed)
+        self._players = PoolPlayers(config, context.folder, context.seed, clock=context.clock)
         games = min(config.evaluator.eval_envs, settings.match_games)
         self._env = role_envs(
             context, config, games, context.seed, cores=1, changing=False, players=lambda _: self._players
@@ -100,7 +100,7 @@ class PoolKeeper:
         if found is not None:
             self._version, arrays = found
             self._newest = {name: np.array(array) for name, array in arrays.items()}
-        now = time.monotonic()
+        now = self._context.clock()
         env_steps, members = self._context.total("env_steps"), self._ratings.members
         due = not members or env_steps >= members[-1].env_steps + self._settings.pool_period_steps
         changed = found is not None and (last or now >= self._written_at + _NEWEST_SECONDS)

@@ -49,7 +49,7 @@ def opponents(context: Context, config: Config, how: How = "draw") -> MakePlayer
     if not has_opponents(config.env, config.env.env):
         return None
     tell = partial(context.send, "log", level="warning")
-    return lambda seed: PoolPlayers(config, context.folder, seed, how, tell)
+    return lambda seed: PoolPlayers(config, context.folder, seed, how, tell, context.clock)
 
 
 def sources(config: EnvConfig) -> list[Source]:
@@ -78,22 +78,29 @@ class PoolPlayers:
         how: ``draw``: as the settings say; ``pool``: earlier policies of the own pool, all alike; ``random``: nobody
             is drawn, all actions are random.
         tell: takes ``text`` and ``once`` of a warning; None: nobody does.
+        clock: says in seconds when to look at the pool again; the role's own, so that serial runs can be repeated.
 
     Attributes:
         rival: who plays all others in games that begin, as ``self:policy-000020000``; empty: somebody is drawn.
     """
 
     def __init__(
-        self, config: Config, folder: Path, seed: int, how: How = "draw", tell: Callable[..., None] | None = None
+        self,
+        config: Config,
+        folder: Path,
+        seed: int,
+        how: How = "draw",
+        tell: Callable[..., None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._how, self._tell = config, how, tell
         self._rng = np.random.default_rng(seed)
         self._seed = seed
         self._sources = sources(config.env)
-        self._pools: dict[str, _Pool] = {OWN: _Pool(Path(folder), config)}
+        self._pools: dict[str, _Pool] = {OWN: _Pool(Path(folder), config, clock)}
         for source in self._sources:
             if source.run not in self._pools:
-                self._pools[source.run] = _Pool(Path(source.run), None, trust=modules(config))
+                self._pools[source.run] = _Pool(Path(source.run), None, clock, modules(config))
         self._policies: OrderedDict[str, _Policy] = OrderedDict()
         self._states: dict[tuple[int, str], dict[str, Array]] = {}  # of (game, agent)
         self.rival = ""
@@ -204,22 +211,22 @@ class _Pool:
         trust: modules of which that folder may name an agent or a network.
     """
 
-    def __init__(self, run: Path, config: Config | None, trust: Sequence[str] = ()) -> None:
-        self._run, self._config, self._trust = run, config, trust
+    def __init__(self, run: Path, config: Config | None, clock: Callable[[], float], trust: Sequence[str] = ()) -> None:
+        self._run, self._config, self._trust, self._clock = run, config, trust, clock
         self._pool = OpponentPool(run)
         self._looked, self._looked_newest = -np.inf, -np.inf
         self._ratings: Ratings | None = None
         self._stamp = 0
 
     def ratings(self) -> Ratings | None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._ratings = self._pool.ratings()
         return self._ratings
 
     def newest_changed(self, stamp: int) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._looked_newest >= _LOOK_SECONDS:
             self._looked_newest, self._stamp = now, self._stamp_of(NEWEST)
         return self._stamp != stamp

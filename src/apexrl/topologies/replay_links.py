@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from apexrl.agents import AGENTS
 from apexrl.agents.horizon import longest
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import ConfigError
@@ -71,9 +72,11 @@ def hindsight(config: Config, probe: Probe) -> dict[str, Any]:
             f"from {probe.item.kind}s: set --hindsight none"
         )
     if replay.remover != "fifo":
+        has = AGENTS[config.agent.agent].settings.get("remover") if config.agent.agent in AGENTS else None
+        whose = f" (agent {config.agent.agent}'s own)" if has == replay.remover else ""
         raise ConfigError(
-            f"--hindsight {replay.hindsight} draws goals from whole episodes, of which --remover {replay.remover} "
-            "keeps single steps: set --remover fifo"
+            f"--hindsight {replay.hindsight} draws goals from whole episodes, of which "
+            f"--remover {replay.remover}{whose} keeps single steps: set --remover fifo"
         )
     return {"hindsight": replay.hindsight, "hindsight_share": replay.hindsight_share}
 
