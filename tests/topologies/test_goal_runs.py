@@ -25,10 +25,18 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("apex", "sac"): POINT,
     ("apex", "td3"): {**POINT, "sigma": 0.2},
     ("seed", "sac"): POINT,
+    ("apex", "d4pg"): {
+        **POINT,
+        "remover": "fifo",
+        "v_min": -20.0,
+        "v_max": 0.0,
+        "sigma": 0.2,
+        "critic_hidden": (64, 64),
+    },
 }
-SOLVED = {"dqn": -5.0, "sac": -17.0, "td3": -17.0}
+SOLVED = {"dqn": -5.0, "sac": -17.0, "td3": -17.0, "d4pg": -17.0}
 """Of 10 steps with 8 bits, four of which differ on average; and of 30 steps, of which the way takes seven."""
-NOT_SOLVED = {"dqn": -8.0, "sac": -22.0, "td3": -22.0}
+NOT_SOLVED = {"dqn": -8.0, "sac": -22.0, "td3": -22.0, "d4pg": -22.0}
 
 
 def config_of(topology: str, agent: str, out: Path, **changes: Any) -> Config:
@@ -64,7 +72,14 @@ def test_hindsight_solves_what_is_not_solved_without(topology: str, agent: str, 
 @pytest.mark.parametrize(
     ("topology", "agent", "changes", "error", "words"),
     [
-        ("apex", "dqn", {"remover": "proportional"}, ConfigError, "--remover proportional"),
+        ("apex", "dqn", {"remover": "proportional", "alpha": 0.6}, ConfigError, "--remover proportional keeps"),
+        (
+            "apex",
+            "d4pg",
+            {"remover": "proportional", "alpha": 0.6},
+            ConfigError,
+            r"proportional \(agent d4pg's own\).*--remover fifo",
+        ),
         ("apex", "dqn", {"env": "CartPole-v1", "env_kwargs": {}}, EnvError, "achieved_goal and a desired_goal"),
         ("apex", "r2d2", {}, ConfigError, "learns from sequences: set --hindsight none"),
     ],

@@ -28,6 +28,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("ga3c", "a2c"): {},
     ("sample_factory", "appo"): {"env_steps": 24_000},
 }
+SEVERAL = [("apex", "double_dqn"), ("seed", "discrete_sac"), ("impala", "ppo"), ("sample_factory", "appo")]
 LEARN = [cell for cell, changes in CELLS.items() if "env_steps" in changes]
 QUICK = [("apex", "double_dqn"), ("seed", "discrete_sac"), ("sample_factory", "appo")]
 
@@ -67,3 +68,12 @@ def test_what_needs_masks_is_learned(topology: str, agent: str, tmp_path: Path) 
     """Random possible actions return 2.7 of 8; without masks no policy returns more than 0."""
     summary = launch(config_of(topology, agent, tmp_path), [])
     assert summary["final_eval_return"] > 6.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("topology", "agent"), SEVERAL)
+def test_masks_of_several_choices_are_learned_with(topology: str, agent: str, tmp_path: Path) -> None:
+    """Two doors of four are open in either row: random possible actions return 4 of 8."""
+    several = {"strict": True, "rows": 2, "doors": 4, "opened": 2}
+    summary = launch(config_of(topology, agent, tmp_path, env_kwargs=several), [])
+    assert summary["final_eval_return"] > 5.5
