@@ -25,13 +25,18 @@ STEPS = 8
 
 
 class Shows(gym.Env[Any, Any], ABC):
-    """A secret of 0 … 2 is shown anew at each step; naming it is worth 1."""
+    """A secret of 0 … 2 is shown anew at each step; naming it is worth 1.
+
+    With ``dial`` an action is a number of −1 … 1, and worth 1 less its distance from the secret − 1: a third for 0.
+    """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any] = Discrete(3)
 
-    def __init__(self) -> None:
-        self._secret, self._steps = 0, 0
+    def __init__(self, dial: bool = False) -> None:
+        self._secret, self._steps, self._dial = 0, 0, dial
+        if dial:
+            self.action_space = Box(-1.0, 1.0, (1,))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -39,7 +44,7 @@ class Shows(gym.Env[Any, Any], ABC):
         return self._draw(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = float(action == self._secret)
+        reward = 1.0 - abs(float(action[0]) + 1.0 - self._secret) if self._dial else float(action == self._secret)
         self._steps += 1
         return self._draw(), reward, self._steps == STEPS, False, {}
 
@@ -114,6 +119,18 @@ class Glyphs(Shows):
             "colors": self.np_random.integers(4, size=(3, 3)),
             "where": ((secret - first) % 3, np.zeros(2, np.int8)),
         }
+
+
+class Mixed(Shows):
+    """An image and several numbers in one: the lit third and the second number together name it."""
+
+    observation_space = Dict(image=Box(0, 255, (12, 12), np.uint8), code=MultiDiscrete([4, 3], start=[1, 1]))
+
+    def shown(self, secret: int) -> Any:
+        lit = int(self.np_random.integers(3))
+        image = np.zeros((12, 12), np.uint8)
+        image[:, 4 * lit : 4 * lit + 4] = 255
+        return {"image": image, "code": np.array([self.np_random.integers(1, 5), (secret - lit) % 3 + 1])}
 
 
 class Long(Shows):

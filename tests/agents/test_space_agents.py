@@ -14,7 +14,7 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import env_spec, make_vector
 from apexrl.evaluation.loaded_agent import LoadedAgent
-from space_envs import STEPS, Bag, Glyphs, Linked, Pair, Told
+from space_envs import STEPS, Bag, Glyphs, Linked, Mixed, Pair, Told
 
 SMALL: dict[str, Any] = {
     "stop_at_return": None,
@@ -41,6 +41,7 @@ SAC: dict[str, Any] = {
     "batch_size": 64,
     "reward_scale": 1.0,
 }
+DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
 
 
 @pytest.mark.long
@@ -49,6 +50,8 @@ SAC: dict[str, Any] = {
     [
         (Told, "double_dqn", "apex", Q, 6.0),
         (Told, "double_dqn", "seed", Q, 6.0),
+        (Told, "sac", "apex", DIAL, 6.0),
+        (Mixed, "double_dqn", "apex", Q, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
         (Glyphs, "ppo", "seed", {"env_steps": 12_000, "serial": False}, 5.0),
@@ -64,10 +67,11 @@ def test_what_is_shown_is_used(
     env: Any, agent: str, topology: str, settings: dict[str, Any], least: float, tmp_path: Path
 ) -> None:
     """Whoever does not read it gets a third of ``STEPS`` at most; random actions of ``Pair`` get less than nothing."""
+    kwargs = settings.get("env_kwargs", {})
     wanted = {**SMALL, "serial": True, **settings, "out": str(tmp_path)}
     run = apexrl.train(env=env, agent=agent, topology=topology, show=False, **wanted)
     assert run.summary["final_eval_return"] >= least
-    made = env()
+    made = env(**kwargs)
     observation, _ = made.reset(seed=3)
     total = 0.0
     for _ in range(STEPS):

@@ -32,7 +32,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("offline", "bc"): ALONE,
     ("offline", "discrete_cql"): ALONE,
     ("offline", "cql"): {**ALONE, "policy_learning_rate": 3e-3, "polyak": 0.02, "conservative_actions": 4},
-    ("offline", "iql"): ALONE,
+    ("offline", "iql"): {**ALONE, "polyak": 0.05},
     ("offline", "td3_bc"): {**ALONE, "cloned_value_weight": 0.5, "polyak": 0.02, "policy_period_updates": 1},
 }
 QUICK = [("apex", "dueling_dqn"), ("offline", "iql")]
