@@ -52,6 +52,8 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Told, "double_dqn", "seed", Q, 6.0),
         (Told, "sac", "apex", DIAL, 6.0),
         (Mixed, "double_dqn", "apex", Q, 6.0),
+        (Linked, "dueling_dqn", "seed", Q, 6.0),
+        (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
         (Glyphs, "ppo", "seed", {"env_steps": 12_000, "serial": False}, 5.0),
