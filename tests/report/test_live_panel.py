@@ -78,15 +78,15 @@ def test_the_panel_shows_everything() -> None:
 
 def test_where_schedules_are_is_shown() -> None:
     status = a_status()
-    assert "step size" not in drawn(status)
+    assert "learning rate" not in drawn(status)
     status.metrics = {"learning_rate": 0.00025}
-    assert " ".join(schedules_row(status)) == "step size 2.50e-04"
+    assert " ".join(schedules_row(status)) == "learning rate 2.50e-04"
     status.metrics |= {"epsilon_mean": 0.0712, "epsilon_max": 0.4, "beta": 0.45}
-    assert " ".join(schedules_row(status)) == "step size 2.50e-04 ε 0.071 max 0.400 β 0.45"
+    assert " ".join(schedules_row(status)) == "learning rate 2.50e-04 ε 0.071 max 0.400 β 0.45"
 
 
 def schedules_row(status: RunStatus) -> list[str]:
-    (row,) = (line.split()[1:-1] for line in drawn(status).splitlines() if "step size" in line)
+    (row,) = (line.split()[1:-1] for line in drawn(status).splitlines() if "learning rate" in line)
     return row
 
 

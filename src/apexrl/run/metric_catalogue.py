@@ -117,7 +117,7 @@ AGENT: Final = (
         "0 … 1",
         agents="all",
     ),
-    Metric("learning_rate", "step size; of several networks the largest", agents="all"),
+    Metric("learning_rate", "learning rate now; of several networks the largest", agents="all"),
     Metric(
         "epsilon_mean",
         "ε with which actors act now: mean of all places for environments",
