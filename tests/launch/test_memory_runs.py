@@ -43,6 +43,7 @@ AGENTS["discrete_sac"] = {
         ("sac", "apex", TRANSFORMER, 3_000, 4.2),
         ("sac", "seed", {"memory": "gru"}, 3_000, 4.5),
         ("td3", "apex", {"memory": "gru"}, 3_000, 4.5),
+        ("td3", "seed", {"memory": "gru"}, 3_000, 4.5),
         ("crossq", "apex", {"memory": "gru"}, 4_000, 4.2),
     ],
 )
