@@ -21,7 +21,7 @@ LIVE: dict[str, Any] = {
     "dataset_share": 0.5, "actors": 1, "envs_per_actor": 4,
 }  # fmt: skip
 DQN: dict[str, Any] = {**LIVE, "epsilon": 0.1, "epsilon_alpha": 0.0, "target_period_updates": 50}
-SAC: dict[str, Any] = {**LIVE, "initial_temperature": 0.02, "normalize_observations": False}
+SAC: dict[str, Any] = {**LIVE, "initial_temperature": 0.02, "normalize_observations": False, "polyak": 0.02}
 ALONE: dict[str, Any] = {**COMMON, "updates": 600, "batch_size": 64}
 CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("apex", "dueling_dqn"): DQN,
