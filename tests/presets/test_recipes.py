@@ -189,6 +189,16 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
+def test_ppo_looks_less_far_ahead_where_episodes_of_boxes_are_short() -> None:
+    def found(limit: int | None, kind: str = "box", agent: str = "ppo") -> tuple[int, int, float]:
+        of = default_settings.default_settings(agent, "impala", facts(kind)._replace(time_limit=limit))
+        return of["unroll_length"], of["epochs"], of["gamma"]
+
+    assert found(200) == (64, 10, 0.98)
+    assert found(201) == found(None) == found(200, "discrete") == (128, 6, 0.99)
+    assert found(200, agent="appo") == found(None, agent="appo")
+
+
 @pytest.mark.parametrize(("agent", "topology"), [("a2c", "a3c"), ("appo", "impala"), ("appo", "sample_factory")])
 def test_begins_with_small_steps_in_boxes_of_vectors(agent: str, topology: str) -> None:
     found = {

@@ -282,5 +282,8 @@ def test_a_memory_leaves_ppo_its_steps_and_its_minibatches(action: str) -> None:
     assert remembers["batch_size"] >= 4 * remembers["minibatches"]  # each of several whole unrolls
     steps = [found["unroll_length"] * found["batch_size"] for found in (plain, remembers)]
     assert steps[0] == steps[1]
-    of_images = default_settings.default_settings("ppo", "impala", facts(action, "image"), memory=True)
-    assert of_images["unroll_length"] == plain["unroll_length"]
+    plain, remembers = (
+        default_settings.default_settings("ppo", "impala", facts(action, "image"), memory=memory)
+        for memory in (False, True)
+    )
+    assert remembers["unroll_length"] == plain["unroll_length"]
