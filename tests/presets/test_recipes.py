@@ -189,6 +189,15 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
+def test_targets_follow_sooner_where_observations_are_categories() -> None:
+    def period(agent: str, seen: str) -> int:
+        found: int = default_settings.default_settings(agent, "apex", facts(seen=seen))["target_period_updates"]
+        return found
+
+    assert [period("dqn", seen) for seen in ("vector", "categories", "small image")] == [500, 100, 1_000]
+    assert period("munchausen_dqn", "categories") == 100
+
+
 def test_ppo_looks_less_far_ahead_where_episodes_of_boxes_are_short() -> None:
     def found(limit: int | None, kind: str = "box", agent: str = "ppo") -> tuple[int, int, float]:
         of = default_settings.default_settings(agent, "impala", facts(kind)._replace(time_limit=limit))
