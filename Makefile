@@ -147,7 +147,7 @@ check-clang: $(VENV)/.dev
 	cmake --build $(OUT)/module
 
 check-tidy: $(VENV)/.dev
-	$(PIP) clang-tidy==23.1.4
+	$(PIP) clang-tidy==23.1.4 nanobind
 	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/power.cc native/tests/core_test.cc native/tests/threads_test.cc native/tests/fuzz_chunks.cc -- -std=c++20
 	$(BIN)/clang-tidy --quiet --warnings-as-errors='*' native/bind*.cc -- -std=c++20 \
 	  $$($(BIN)/python -c 'import nanobind, sysconfig; print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')

@@ -15,7 +15,7 @@ class PyWriter {
   WriteStatus lease() {
     if (writer_ && writer_->leased()) return WriteStatus::ok;
     if (writer_) {  // inherited by fork: it belongs to the parent
-      writer_.release();
+      static_cast<void>(writer_.release());
       busy_.clear();
     }
     writer_ = std::make_unique<Writer>(replay_->replay->segment(), streams_);
@@ -24,7 +24,7 @@ class PyWriter {
     return status;
   }
   void release() {
-    if (writer_ && !writer_->leased()) writer_.release();
+    if (writer_ && !writer_->leased()) static_cast<void>(writer_.release());
     writer_.reset();
   }
   ~PyWriter() { release(); }

@@ -198,14 +198,16 @@ def test_targets_follow_sooner_where_observations_are_categories() -> None:
     assert period("munchausen_dqn", "categories") == 100
 
 
-def test_ppo_looks_less_far_ahead_where_episodes_of_boxes_are_short() -> None:
+def test_ppo_and_appo_look_less_far_ahead_where_episodes_of_boxes_are_short() -> None:
     def found(limit: int | None, kind: str = "box", agent: str = "ppo") -> tuple[int, int, float]:
         of = default_settings.default_settings(agent, "impala", facts(kind)._replace(time_limit=limit))
         return of["unroll_length"], of["epochs"], of["gamma"]
 
     assert found(200) == (64, 10, 0.98)
     assert found(201) == found(None) == found(200, "discrete") == (128, 6, 0.99)
-    assert found(200, agent="appo") == found(None, agent="appo")
+    assert found(200, agent="appo") == (32, 10, 0.98)
+    assert found(None, agent="appo") == (32, 2, 0.99)
+    assert found(200, agent="a2c") == found(None, agent="a2c")
 
 
 @pytest.mark.parametrize(("agent", "topology"), [("a2c", "a3c"), ("appo", "impala"), ("appo", "sample_factory")])

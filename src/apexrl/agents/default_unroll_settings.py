@@ -72,7 +72,10 @@ _UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
 }
 # 2048 steps are ten such episodes, or more. With a γ of 0.99 Pendulum took 48,000 steps (rl-zoo: 0.9; HER, of 50
 # steps: 0.98).
-_SHORT_EPISODES: Mapping[str, Settings] = {"ppo": {"unroll_length": 64, "epochs": 10, "gamma": 0.98}}
+_SHORT_EPISODES: Mapping[str, Settings] = {
+    "ppo": {"unroll_length": 64, "epochs": 10, "gamma": 0.98},
+    "appo": {"epochs": 10, "gamma": 0.98},
+}
 _IMAGES_OWN: Mapping[str, Settings] = {"ppo": {"epochs": 4, "minibatches": 8}}  # CleanRL on Atari: 4 and 4
 _IN_TOPOLOGY: Mapping[tuple[str, str], Settings] = {
     # Unrolls of all environments become full at the same time: larger batches are fewer updates meanwhile.

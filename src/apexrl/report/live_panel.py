@@ -186,7 +186,8 @@ class View:
         detail = f"p95 {number(lag.p95)}   max {number(lag.max)}  updates" if math.isfinite(lag.mean) else ""
         table.add_row("policy lag", number(lag.mean), Text(detail, style="dim"))
         if "learning_rate" in status.metrics:
-            table.add_row("learning rate", f"{status.metrics['learning_rate']:.2e}", Text(_schedules(status), style="dim"))
+            rate = f"{status.metrics['learning_rate']:.2e}"
+            table.add_row("learning rate", rate, Text(_schedules(status), style="dim"))
         if status.inference:
             wait = f"{number(status.inference['wait_ms'])} ms to an answer"
             table.add_row("inference batch", number(status.inference["batch"]), Text(wait, style="dim"))

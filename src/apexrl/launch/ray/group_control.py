@@ -21,7 +21,7 @@ from apexrl.launch.restart_budget import REFILL_SECONDS, Ending
 from apexrl.launch.run_ledger import Ledger
 
 _NO_ROOM = "the cluster has no room for it now, or its node does not start processes (see `ray status`)"
-_LOOK_SECONDS = 1.0  # between status requests to a group's memory
+_LOOK_SECONDS = 0.5  # between status requests to a group's memory
 _SILENT_SECONDS = 60.0  # without an answer, after which a group's memory counts as lost: its sampler waits for it
 
 
@@ -90,7 +90,7 @@ class GroupControl:
             if group.looked is None and now - group.asked_at >= _LOOK_SECONDS:
                 group.asked_at = now
                 group.looked = group.memory.look.remote()
-            elif group.silence.look(group.asked_at, now, counts=group.looked is not None) > _SILENT_SECONDS:
+            elif group.silence.look(group.asked_at, now) > _SILENT_SECONDS:
                 self._lose(group, WorkerError(f"it has not answered for {_SILENT_SECONDS:g} s"), now)
                 return False
         except RayTaskError as error:

@@ -16,7 +16,7 @@ from typing import Final
 
 from apexrl.links.averaging.shared_record import SharedRecord
 
-BEAT_SECONDS: Final = 0.5  # a call over Ray takes two milliseconds of processor at both ends
+BEAT_SECONDS: Final = 0.25
 _SILENT_SECONDS = 2.0  # a member whose counter stood still for this long is not waited for
 _FORGOTTEN_SECONDS = 60.0  # after this its counter is removed
 _EPOCH, _BEAT, _MEMBERS = "epoch", "beat", "members"
