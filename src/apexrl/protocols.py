@@ -84,7 +84,7 @@ class Agent(Protocol):
     - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
       made, 0 … 1, where the run has ``--anneal``;
     - ``horizon`` (``agents.horizon.Horizon``): n and γ of the batch that is drawn next, where the run has
-      ``--anneal-horizon``.
+      ``--anneal-horizon``. An agent that learns from unrolls scales the recorded discounts to that γ by itself.
 
     Topologies that split its ``update`` (a3c, gorila, several learners) need of it besides, as all shipped agents have
     them:

@@ -95,6 +95,8 @@ def test_what_cannot_be_annealed_is_refused() -> None:
         DQN(SPEC, override(with_agent(Config(), "dqn"), soft).agent)
     with pytest.raises(AgentError, match="--anneal-horizon needs an agent with horizon, which SimpleNamespace has not"):
         HorizonOf(SimpleNamespace(), override(Config(), {"anneal_horizon": True}))
+    with pytest.raises(AgentError, match="needs an agent with horizon"):
+        HorizonOf(SimpleNamespace(item=Item("unroll", 8)), override(Config(), {"anneal_horizon": True}))
 
 
 @pytest.mark.parametrize("name", ["dqn", "vdn", "discrete_sac", "sac", "td3", "iql", "ppo", "pqn"])

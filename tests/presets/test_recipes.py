@@ -11,7 +11,7 @@ import pytest
 from env_kinds import ACTIONS, OBSERVATIONS, acting_on, facts
 
 from apexrl import topologies
-from apexrl.agents import AGENTS, default_box_settings, default_settings, default_unroll_settings, unread
+from apexrl.agents import AGENTS, default_box_settings, default_settings, default_unroll_settings, unread, with_agent
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.agents.paper_settings import paper_settings
 from apexrl.config import Config
@@ -199,12 +199,14 @@ def test_targets_follow_sooner_where_observations_are_categories() -> None:
 
 
 def test_ppo_and_appo_look_less_far_ahead_where_episodes_of_boxes_are_short() -> None:
-    def found(limit: int | None, kind: str = "box", agent: str = "ppo") -> tuple[int, int, float]:
-        of = default_settings.default_settings(agent, "impala", facts(kind)._replace(time_limit=limit))
-        return of["unroll_length"], of["epochs"], of["gamma"]
+    def found(limit: int | None, kind: str = "box", agent: str = "ppo", seen: str = "vector") -> tuple[int, int, float]:
+        of = default_settings.default_settings(agent, "impala", facts(kind, seen)._replace(time_limit=limit))
+        made = override(with_agent(Config(topology="impala"), agent), of).agent
+        return made.unroll_length, made.epochs, made.gamma
 
     assert found(200) == (64, 10, 0.98)
     assert found(201) == found(None) == found(200, "discrete") == (128, 6, 0.99)
+    assert found(200, seen="image") == found(None, seen="image")
     assert found(200, agent="appo") == (32, 10, 0.98)
     assert found(None, agent="appo") == (32, 2, 0.99)
     assert found(200, agent="a2c") == found(None, agent="a2c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from apexrl.agents import with_agent
 from apexrl.agents.actor_critic import ActorCritic
+from apexrl.agents.horizon import horizon
 from apexrl.agents.named_vectors import vectors
 from apexrl.config import Config
 from apexrl.config.convert import override
@@ -129,6 +131,23 @@ def test_instances_have_the_models_memory_and_numbers_of_their_own(stage: Any) -
     assert any(not np.array_equal(value, before[name]) for name, value in predictor.weights().items())
     ours, theirs = vectors(trainer), vectors(other)
     assert all(np.shares_memory(ours[name], theirs[name]) for name in ours)  # the optimizer's state too
+
+
+def test_each_trainer_scales_discounts_by_the_models_updates(stage: Any) -> None:
+    config = settings(anneal_horizon=True, gamma_start=0.5, gamma=0.9, horizon_updates=2)
+    whole = model(stage, config)
+    batches = TrainingBatches(stage.context("model_server"), config, filled(16))
+    first, second = (Trainer(whole, number, batches, 0) for number in range(2))
+    found: list[float] = []
+
+    def prepare(agent: Any, batch: Any) -> Any:
+        found.append(agent.horizon.gamma)
+        return agent.prepare(batch)
+
+    for trainer in (first, second):
+        trainer._prepare = partial(prepare, trainer._agent)
+        assert trainer.step()
+    assert found == [0.5, horizon(config.agent, 1).gamma]
 
 
 @pytest.mark.parametrize("agent", ["a2c", "ppo"])

@@ -186,7 +186,7 @@ def test_a_run_that_nobody_can_play_is_told_of_once(tmp_path: Path) -> None:
     assert len({one["once"] for one in told}) == 2
 
 
-def test_when_a_pool_is_looked_at_hangs_on_the_roles_clock(tmp_path: Path) -> None:
+def test_the_roles_clock_decides_when_a_pool_is_looked_at(tmp_path: Path) -> None:
     """Serial runs count steps on it, so that they can be repeated."""
     run = InlineRun(lambda name, kind, values: None, steps_per_second=100.0)
     context = InlineContext(run, WorkerIdentity("actor-0", "actor", 0, 0, 1, tmp_path))

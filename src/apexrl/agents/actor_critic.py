@@ -333,7 +333,7 @@ class ActorCritic:
 
     weights, load = trained_agent.weights, trained_agent.load
     state_dict, load_state_dict = trained_agent.state_dict, trained_agent.load_state_dict
-    anneal = trained_agent.anneal
+    anneal, horizon = trained_agent.anneal, trained_agent.horizon
 
 
 def _acting_spec(spec: EnvSpec, config: AgentConfig) -> EnvSpec:

@@ -91,7 +91,7 @@ _Q_LARGE_IMAGES: Settings = FAST_IMAGES | {
     "pull_period": 50,
 }
 # The papers scale nothing, and add squared errors. Scaled observations cost nothing in QMIX's two-step game and in
-# simple_spread, and others need them; with returns scaled too, the mixture did not learn. PyMARL too lets the online
+# simple_spread; with returns scaled too, the mixture did not learn. PyMARL too lets the online
 # network choose; without, or with 500 updates between copies, the mixture's values rose above 0 in simple_spread, and
 # its agents left.
 _TEAMS: Settings = {

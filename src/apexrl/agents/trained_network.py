@@ -101,14 +101,13 @@ class Trained(Generic[N]):
     @cached_property
     def optimizer(self) -> Optimizer:
         made = self.optimizer_for(self.parameters.vector)
-        made.learning_rate *= self._left
+        made.learning_rate = self.learning_rate
         return made
 
     @property
     def learning_rate(self) -> float:
-        """Step size of the next step. Asking makes no optimizer."""
-        made: Optimizer | None = self.__dict__.get("optimizer")
-        return self._left * self._learning_rate if made is None else made.learning_rate
+        """Learning rate of the next step. Asking makes no optimizer."""
+        return self._left * self._learning_rate
 
     def optimizer_for(self, vector: Tensor, start: int = 0) -> Optimizer:
         """An optimizer like its own for ``vector``, a part of the parameters that another process owns, which begins at
@@ -207,7 +206,7 @@ class Trained(Generic[N]):
         """From now on steps are ``left`` times as large as those of the configuration, 0 … 1."""
         self._left = left
         if "optimizer" in self.__dict__:
-            self.optimizer.learning_rate = left * self._learning_rate
+            self.optimizer.learning_rate = self.learning_rate
 
     def follow(self, updates: int) -> bool:
         """Let the target follow, as ``polyak`` and ``target_period_updates`` say, after that many updates. False: it

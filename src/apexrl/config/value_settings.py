@@ -41,7 +41,7 @@ class HorizonSettings:
     """At the beginning, and after each reset, n goes from n_step_start to n_step (BBF).
     γ goes from gamma_start to gamma meanwhile; with unrolls it alone does."""
     n_step_start: Annotated[int, Range(1, 1_000), Needs("anneal_horizon")] = 10
-    """n at first (BBF: 10, to an n_step of 3); as n_step, if γ alone is to change."""
+    """n at first (BBF: 10, to an n_step of 3). The same as n_step: γ alone changes."""
     gamma_start: Annotated[float, Range(0, below=1), Needs("anneal_horizon")] = 0.97
     """γ at first (BBF: 0.97, to a gamma of 0.997)."""
     horizon_updates: Annotated[int, Range(1), Needs("anneal_horizon")] = 10_000

@@ -21,6 +21,7 @@ from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array
 MASK = ACTION_MASK.removeprefix(f"{OBSERVATION}/")
 """Key of an observation and of an info."""
 METHOD = "action_masks"
+_FEW_CHOICES = 8
 
 Bools = NDArray[np.bool_]
 Shown = dict[str, Any]
@@ -246,8 +247,9 @@ class MaskedVectorEnv(VectorEnv):
         return stepped
 
     def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
-        # Between a network's passes caches are cold: reductions along an axis take three times as long as this.
-        if all(masks.dot(self._choice_of).ravel().tolist()):
+        # Between a network's passes caches are cold: reductions along an axis take three times as long as this, whose
+        # work grows with the square of the choices.
+        if self._choice_of.shape[1] <= _FEW_CHOICES and all(masks.dot(self._choice_of).ravel().tolist()):
             return
         some = self.spec.action.possible_in(masks)
         if stepped is None:

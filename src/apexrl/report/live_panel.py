@@ -240,7 +240,8 @@ def goals_in_words(stop: StopConfig | None, status: RunStatus) -> str:
 def _schedules(status: RunStatus) -> str:
     """ε of the actors and β, of an agent that has them."""
     known = status.metrics
-    epsilon = "ε {epsilon_mean:.3f}   max {epsilon_max:.3f}   ".format_map(known) if "epsilon_mean" in known else ""
+    both = {"epsilon_mean", "epsilon_max"} <= known.keys()
+    epsilon = "ε {epsilon_mean:.3f}   max {epsilon_max:.3f}   ".format_map(known) if both else ""
     return epsilon + ("β {beta:.2f}".format_map(known) if "beta" in known else "")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.agents import AGENTS
 from apexrl.agents.exploration import slot_exploration
 from apexrl.agents.setting_relevance import unread
 from apexrl.config import Config
@@ -84,10 +85,10 @@ class HorizonOf:
     """
 
     def __init__(self, agent: Any, config: Config) -> None:
-        unrolls = getattr(agent, "item", Item()).kind == "unroll"  # whose discounts the agent changes by itself
-        self._agent = agent if config.agent.anneal_horizon and not unrolls else None
-        if self._agent is not None and not hasattr(agent, "horizon"):
+        if config.agent.anneal_horizon and not hasattr(agent, "horizon"):
             raise AgentError(f"--anneal-horizon needs an agent with horizon, which {type(agent).__name__} has not")
+        unrolls = getattr(agent, "item", Item()).kind == "unroll"  # whose discounts the agent scales by itself
+        self._agent = agent if config.agent.anneal_horizon and not unrolls else None
 
     def __call__(self) -> dict[str, Any]:
         """Arguments of ``Replay.sample``; none where nothing changes."""
@@ -128,19 +129,20 @@ class ScheduleMetrics:
 
     def __init__(self, context: Context, config: Config, action: ActionSpec, item: Item) -> None:
         slots, envs = config.actor.actor_slots or config.actor.actors, config.actor.envs_per_actor
-        greedy = action.box or action.hybrid or "epsilon" in unread(config.agent.agent)
-        explores = not greedy and config.topology != "offline"  # there nobody acts
-        self._epsilon = Exploration(context, config, action, range(slots), slots, envs) if explores else None
+        name = config.agent.agent
+        reads = name in AGENTS and "epsilon" not in unread(name) and not (action.box or action.hybrid)
+        acts = reads and config.topology != "offline"
+        self._epsilon = Exploration(context, config, action, range(slots), slots, envs) if acts else None
         self._beta = Beta(context, config) if config.replay.alpha and item.kind != "unroll" else None
 
     def beside(self, metrics: dict[str, float]) -> dict[str, float]:
         """``metrics`` of an update, with those of now; nothing where it has none."""
         if not metrics:
             return {}
-        found = dict(metrics)
+        found = {}
         if self._epsilon is not None:
             epsilon = self._epsilon()
-            found |= {"epsilon_mean": float(epsilon.mean()), "epsilon_max": float(epsilon.max())}
+            found = {"epsilon_mean": float(epsilon.mean()), "epsilon_max": float(epsilon.max())}
         if self._beta is not None:
             found["beta"] = self._beta()
-        return found
+        return found | metrics  # an agent's own of these names stay

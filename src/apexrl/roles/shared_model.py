@@ -65,6 +65,12 @@ class SharedModel:
         self._items = self._batches = 0  # learned from since the last report
         self.publish()
 
+    @property
+    def updates(self) -> int:
+        """Learner updates so far, over all generations of the run."""
+        updates: int = self._agent.updates
+        return updates
+
     def instance(self, seed: int, learns: bool) -> Any:
         """An agent for one more thread. To be made in the role's main thread.
 

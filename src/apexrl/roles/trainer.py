@@ -87,6 +87,7 @@ class Trainer:
         if self._ages is not None:
             self._ages.version = self._model.version
             fresh = self._ages(batch)
+        self._agent.updates = self._model.updates  # γ may go by them
         self._model.learn(self._agent, Ready(batch, self._prepare(batch), fresh))
         self._batches.done(batch)
         return True

@@ -124,7 +124,7 @@ AGENT: Final = (
         "0 … 1",
         agents="those that act ε-greedily",
     ),
-    Metric("epsilon_max", "the greatest of them", "0 … 1", agents="those that act ε-greedily"),
+    Metric("epsilon_max", "the largest ε of all places for environments", "0 … 1", agents="those that act ε-greedily"),
     Metric("beta", "β, the exponent of importance weights", agents=f"{_TRANSITIONS}, where `--alpha` is not 0"),
     Metric("relative_update", "L2 norm of an update over that of the parameters", "ratio", agents="all"),
     Metric("dead_units", "share of ReLU units that are 0 for the whole batch", "0 … 1", agents="all"),

@@ -154,7 +154,7 @@ def sampling(program: Program) -> list[dict[str, Any]]:
         ConfigError: they cannot be sampled as is set.
     """
     replays = cut(program).replays
-    if replays and program.config.agent.anneal_horizon:
+    if program.config.agent.anneal_horizon and any(link.options.get("kind") != "unroll" for link in replays):
         raise ConfigError(
             "--anneal-horizon changes n and γ with every batch, and shards of a replay on other nodes sum rewards with "
             "one n: set --no-anneal-horizon, or run without Ray"

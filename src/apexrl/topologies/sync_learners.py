@@ -46,7 +46,7 @@ def check(config: Config, probe: Probe) -> None:
         )
     if agent.reset_period_updates or agent.anneal_horizon:
         raise ConfigError(
-            "several --learners would each reset to weights of their own, and are served batches of one n and γ: set "
+            "several --learners would each reset to weights of their own, and learn with one n and γ: set "
             "--reset-period-updates 0 --no-anneal-horizon, or --learners 1"
         )
     missing = [name for name in ("gradients", "apply", "networks") if name not in probe.offers]
