@@ -247,8 +247,8 @@ class MaskedVectorEnv(VectorEnv):
         return stepped
 
     def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
-        # Between a network's passes caches are cold: reductions along an axis take three times as long as this, whose
-        # work grows with the square of the choices.
+        # Between a network's passes caches are cold: reductions along an axis take three times as long as a product.
+        # But the product's work grows with the square of the choices.
         if self._choice_of.shape[1] <= _FEW_CHOICES and all(masks.dot(self._choice_of).ravel().tolist()):
             return
         some = self.spec.action.possible_in(masks)
