@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENVS = "benchmarks.scores.envs:"
 SIMBA = "mean of the seeds (in brackets), v4: result files of dojeon-ai/SimbaV2, commit 14fafb27"
 ZOO = "one run: benchmark.md of DLR-RM/rl-baselines3-zoo"
 
@@ -46,7 +47,8 @@ class Row:
     @property
     def name(self) -> str:
         """Names its records."""
-        parts = (self.env.replace("/", "-").replace(":", "-"), self.agent, self.topology, self.variant)
+        env = self.env.rpartition(":")[2].replace("/", "-")
+        parts = (env, self.agent, self.topology, self.variant)
         return "-".join(filter(None, parts)).lower()
 
 
@@ -133,6 +135,24 @@ ROWS = [
         "apex",
         500_000,
         published=(Published("rl-zoo SAC", ((500_000, 297.7),), ZOO),),
+    ),
+    Row(
+        "BipedalWalkerHardcore-v3",
+        "ppo",
+        "impala",
+        20_000_000,
+        published=(Published("rl-zoo PPO", ((100_000_000, 122.4),), ZOO),),
+    ),
+    Row(f"{ENVS}SmallCarRacing-v0", "ppo", "impala", 1_000_000, ("--stack", "2")),
+    *(
+        Row(
+            f"{ENVS}{task}-v0",
+            "sac",
+            "apex",
+            150_000,
+            published=(Published(f"sac ({seeds})", ((50_000, early), (150_000, late)), SIMBA),),
+        )
+        for task, seeds, early, late in (("CheetahRun", 3, 178, 413), ("WalkerRun", 2, 111, 390))
     ),
     *(
         Row(

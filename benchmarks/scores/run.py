@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from apexrl.evaluation.scores import bootstrapped_iqm
-from benchmarks.generality.cells import commit, keep
+from benchmarks.generality.cells import ROOT, commit, keep
 from benchmarks.lib import report, runs
 from benchmarks.scores.rows import ROWS, Row
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 PATH = report.RECORDS / "scores" / "runs.jsonl"
-VERSIONS = ("apexrl", "torch", "gymnasium", "mujoco", "minatar", "ale-py")
+VERSIONS = ("apexrl", "torch", "gymnasium", "mujoco", "minatar", "ale-py", "dm_control")
 
 
 def words(row: Row, seed: int) -> list[str]:
@@ -160,6 +161,8 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=PATH)
     parser.add_argument("--out", type=Path, default=report.OUT)
     options = parser.parse_args()
+    # Workers of a run find the environments of this folder there, wherever they start.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if not options.table:
         done = {(record["row"], record["seed"]) for record in kept(options.records) if not record["failure"]}
         todo = [(row, seed) for seed in options.seeds for row in ROWS if row.name in options.rows]
