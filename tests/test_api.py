@@ -233,6 +233,12 @@ def test_dict_observations_and_starts() -> None:
     assert echo.seen[0]["observation/image"].shape == (1, 2, 2)
     batch = agent.act({"image": np.ones((5, 2, 2), np.uint8), "inner": {"mode": np.full(5, 13)}})
     assert batch.tolist() == [-1] * 5
+    shown = {"image": np.ones((2, 2), np.uint8), "inner": {"mode": 12}}
+    assert agent.act(shown | {"more": 3}) == -1  # which training would not look at either
+    with pytest.raises(SpecError, match="without action masks: it would not keep to one"):
+        agent.act(shown | {"action_mask": np.ones(3)})
+    with pytest.raises(SpecError, match="observation/inner/mode holds a value that is none of its space's 10 to 13"):
+        agent.act(shown | {"inner": {"mode": 14}})
     with pytest.raises(SpecError, match="but got"):
         agent.act({"image": np.ones((2, 2))})
     with pytest.raises(SpecError, match=r"observation/image has shape \(3, 3\)"):

@@ -169,7 +169,7 @@ def named_values(spec: EnvSpec, observation: Any) -> dict[str, Any]:
             return {name: value}
         if isinstance(value, Mapping):
             inner: Any = value.items()
-        elif isinstance(value, tuple) and name not in wholes:
+        elif isinstance(value, tuple | list) and name not in wholes:
             inner = enumerate(value)
         else:
             return {name: value}

@@ -96,10 +96,10 @@ def test_an_episode_that_stops_in_the_middle_is_truncated() -> None:
     spec = env_spec(env.observation_space, env.action_space)
     (episode,) = corridor_episodes(1)
     cut = episode._replace(terminated=np.zeros_like(episode.terminated), truncated=np.zeros_like(episode.truncated))
-    found = checked(cut, spec.observation, spec.action, "here")
+    found = checked(cut, spec, "here")
     assert found.truncated.tolist() == [False] * (episode.steps - 1) + [True]
     assert not cut.truncated.any()
-    assert not checked(episode, spec.observation, spec.action, "here").truncated[-1]
+    assert not checked(episode, spec, "here").truncated[-1]
 
 
 def _nan(one: Episode) -> Episode:
@@ -114,6 +114,14 @@ def _none(one: Episode) -> Episode:
     return one._replace(action=np.full_like(one.action, 2))
 
 
+def _unknown(one: Episode) -> Episode:
+    return one._replace(observation={"observation": one.observation["observation"] + 99})
+
+
+def _column(one: Episode) -> Episode:
+    return one._replace(reward=one.reward[:, None])
+
+
 def _early(one: Episode) -> Episode:
     return one._replace(terminated=np.ones_like(one.terminated))
 
@@ -124,6 +132,8 @@ def _early(one: Episode) -> Episode:
         (_nan, r"episode 0 of .*: reward of step 0 is NaN or infinite"),
         (_short, r"has shape \(\d+,\), not \(\d+,\): an observation for every one"),
         (_none, r"action 2 of step 0 is none of the environment's"),
+        (_unknown, r"observation of step 0 holds \d+, and its space 0 to \d"),
+        (_column, r"rewards have shape \(\d+, 1\), not \(\d+,\): one number for each step"),
         (_early, r"ends at step 0 of \d+ and goes on"),
     ],
 )
@@ -162,14 +172,39 @@ def test_broken_and_missing_files_are_refused(tmp_path: Path) -> None:
         list(Dataset(str(where)))
 
 
-def test_values_that_their_dtype_does_not_hold_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("observations", "episode 1 has 'observation' of float64 values that int64 does not hold"),
+        ("actions", r"episode 1 has action \d.5 of step 0, which is no whole number, and actions are choices"),
+    ],
+)
+def test_values_that_their_dtype_does_not_hold_are_refused(entry: str, message: str, tmp_path: Path) -> None:
     import h5py
 
     where = write_corridor(tmp_path / "d", corridor_episodes(2))
     with h5py.File(where / "data" / "main_data.hdf5", "a") as file:
         kept = file["episode_1"]
-        values = kept["observations"][:] + 0.5
-        del kept["observations"]
-        kept["observations"] = values
-    with pytest.raises(DatasetError, match="episode 1 has 'observation' of float64 values that int64 does not hold"):
+        values = kept[entry][:] + 0.5
+        del kept[entry]
+        kept[entry] = values
+    with pytest.raises(DatasetError, match=message):
         list(Dataset(str(where)))
+
+
+def test_masks_say_what_may_have_been_done() -> None:
+    from apexrl.datasets.episode import checked
+
+    space = gym.spaces.Dict(obs=gym.spaces.Discrete(2), action_mask=gym.spaces.MultiBinary(5))
+    spec = env_spec(space, gym.spaces.MultiDiscrete([2, 3]))
+    mask = np.array([[1, 0, 1, 0, 1], [1, 1, 0, 0, 1], [0, 0, 0, 0, 0]], np.bool_)
+    ends = np.array([False, True])
+    fine = Episode(
+        {"observation/obs": np.zeros(3, np.int64), "observation/action_mask": mask},
+        np.array([[0, 2], [1, 2]]), np.ones(2, np.float32), ends, np.zeros(2, np.bool_),
+    )  # fmt: skip
+    assert checked(fine, spec, "here").steps == 2
+    with pytest.raises(DatasetError, match=r"here: action \[1 2\] of step 0 is one that its mask leaves out"):
+        checked(fine._replace(action=fine.action[::-1]), spec, "here")
+    with pytest.raises(DatasetError, match="here: the mask of step 2 masks every alternative of a choice"):
+        checked(fine._replace(terminated=~ends & ends), spec, "here")

@@ -59,6 +59,18 @@ def test_actions() -> None:
     np.testing.assert_array_equal(box.low, np.array([-1.0, 0.0], np.float32))
 
 
+def test_bounds_that_float32_has_not_lie_inside_the_box() -> None:
+    """Else an action at a bound is none of the space's, which environments check."""
+    space = Box(np.array([-0.1, -np.inf, 0.3]), np.array([0.1, np.inf, 1e300]), dtype=np.float64)
+    spec = action_spec(space)
+    for bound in (spec.low, spec.high):
+        assert bound is not None
+        assert bound.dtype == np.float32
+        assert space.contains(bound)
+    assert spec.high is not None
+    np.testing.assert_allclose(spec.high, [0.1, np.inf, np.finfo(np.float32).max], rtol=1e-7)
+
+
 def test_several_choices_at_once() -> None:
     several = action_spec(MultiDiscrete([2, 3], start=[1, -1]))
     assert (several.shape, several.dtype, several.nvec, several.starts) == ((2,), "int64", (2, 3), (1, -1))

@@ -18,7 +18,7 @@ from apexrl.datasets.episode import LOG_PROB, Episode, checked
 from apexrl.envs.spaces import Leaf, env_spec, flatten_observation, observation_leaves
 from apexrl.errors import ApexrlError, DatasetError, SpecError
 from apexrl.run.atomic_files import replace_text
-from apexrl.spec import EnvSpec
+from apexrl.spec import Array, EnvSpec
 
 _METADATA = "metadata.json"
 
@@ -93,21 +93,35 @@ class Dataset:
                 raise
             except Exception as error:
                 raise DatasetError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
-            yield checked(episode, self.spec.observation, self.spec.action, where)
+            yield checked(episode, self.spec, where)
 
     def _episode(self, found: Mapping[str, Any]) -> Episode:
         action = np.asarray(found["actions"])
-        if self.spec.action.starts:
-            action = action - np.array(self.spec.action.starts, np.int64)
+        if not self.spec.action.box:
+            action = _whole(action) - np.array(self.spec.action.starts or self.spec.action.start, np.int64)
         log_prob = (found.get("infos") or {}).get(LOG_PROB)
         return Episode(
             flatten_observation(self._leaves, found["observations"]),
-            (action - self.spec.action.start).astype(self.spec.action.dtype, copy=False),
+            action.astype(self.spec.action.dtype, copy=False),
             np.asarray(found["rewards"], np.float32),
             np.asarray(found["terminations"], np.bool_),
             np.asarray(found["truncations"], np.bool_),
             None if log_prob is None else np.asarray(log_prob, np.float64)[-len(found["rewards"]) :],
         )
+
+
+def _whole(actions: Array) -> Array:
+    """Choices as int64.
+
+    Raises:
+        SpecError: they are no whole numbers.
+    """
+    with np.errstate(invalid="ignore"):  # of NaN
+        whole = actions.astype(np.int64)
+    if (whole != actions).any():
+        step = int(np.argwhere(whole != actions)[0][0])
+        raise SpecError(f"action {actions[step]} of step {step}, which is no whole number, and actions are choices")
+    return whole
 
 
 def folder_of(where: str) -> Path:
@@ -168,10 +182,7 @@ def write(
     try:
         half.mkdir(parents=True)
         storage = minari.storage.new(half / "data", observation_space, action_space, jpeg_encoding=False)
-        fine = (
-            checked(episode, spec.observation, spec.action, f"episode {number} of {folder}")
-            for number, episode in enumerate(episodes)
-        )
+        fine = (checked(episode, spec, f"episode {number} of {folder}") for number, episode in enumerate(episodes))
         storage.update_episodes(_buffer(minari, one, leaves, observation_space, action_space, spec) for one in fine)
         text = json.loads((half / "data" / _METADATA).read_text())
         written, steps = text["total_episodes"], text["total_steps"]

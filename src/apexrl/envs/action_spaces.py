@@ -35,11 +35,23 @@ def action_spec(space: gym.Space[Any]) -> ActionSpec:
             (k,) = space.shape
             return ActionSpec(shape=(k,), nvec=(2,) * k, starts=(0,) * k)
         case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            low, high = _within(space.low, np.inf), _within(space.high, -np.inf)
             return ActionSpec(shape=space.shape, dtype="float32", low=low, high=high)
         case gym.spaces.Tuple() | gym.spaces.Dict():
             return _joined(space)
     raise SpecError(f"the action space is {space}, which is not supported: {_USE}")
+
+
+def _within(bound: Any, inwards: float) -> Array:
+    """A bound as float32, inside the box: the nearest to the float64 0.1 is above it, and no action of the space.
+
+    Args:
+        inwards: +∞ of the least, −∞ of the greatest.
+    """
+    with np.errstate(over="ignore"):
+        near = bound.astype(np.float32)
+    outside = near < bound if inwards > 0.0 else near > bound
+    return np.where(outside, np.nextafter(near, np.float32(inwards)), near)
 
 
 def _joined(space: gym.spaces.Tuple[Any] | gym.spaces.Dict) -> ActionSpec:

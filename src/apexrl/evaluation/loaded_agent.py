@@ -125,13 +125,14 @@ class LoadedAgent:
         return {"obs": observation, MASK_KEY: mask} if alone else {**observation, MASK_KEY: mask}
 
     def _named(self, observation: Any) -> tuple[dict[str, Array], bool]:
-        """The observation as named arrays ``[B, ...]``, and whether it came as a batch."""
+        """The observation as named arrays ``[B, ...]``, and whether it came as a batch. What else is shown counts for
+        nothing, as in training."""
         values, wanted = named_values(self._whole, observation), set(value_names(self.spec).values())
-        for name in set(value_names(self._whole).values()) - wanted:
-            values.pop(name, None)
-        if set(values) != wanted:
+        if not wanted <= values.keys():
             hint = past_missing(self.spec, values)
             raise SpecError(f"this agent needs {sorted(wanted)}, but got {sorted(values)}{hint}")
+        if ACTION_MASK in values and not self.spec.masked:
+            raise SpecError("this agent was trained without action masks: it would not keep to one")
         arrays: dict[str, Array] = varying_rows(self.spec, [values]) if self.spec.padded else {}
         batched = {False} if arrays else set()
         for name, field in self.spec.observation.items():
@@ -151,6 +152,9 @@ class LoadedAgent:
                 arrays[name] = stored = value.astype(field.dtype, copy=False)
             if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():
                 raise SpecError(f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own")
+            count = self.spec.categories.get(name, 0)
+            if count and (stored.min() < 0 or stored.max() >= count):
+                raise SpecError(f"{name} holds a value that is none of its space's {start} to {start + count - 1}")
             if stored.dtype.kind == "f" and not np.isfinite(stored).all():
                 raise SpecError(f"{name} holds NaN or infinity, for which no action is known")
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
