@@ -51,7 +51,8 @@ def _within(bound: Any, inwards: float) -> Array:
     with np.errstate(over="ignore"):
         near = bound.astype(np.float32)
     outside = near < bound if inwards > 0.0 else near > bound
-    return np.where(outside, np.nextafter(near, np.float32(inwards)), near)
+    inside: Array = np.where(outside, np.nextafter(near, np.float32(inwards)), near)
+    return inside
 
 
 def _joined(space: gym.spaces.Tuple[Any] | gym.spaces.Dict) -> ActionSpec:
