@@ -12,6 +12,7 @@ from apexrl.config import EnvConfig
 from apexrl.envs.goal_rewards import GoalRewards
 from apexrl.envs.goal_tasks import BitFlip, PointGoal
 from apexrl.errors import EnvError
+from masked_goals import ForwardBits
 
 
 class Single(PointGoal):
@@ -90,6 +91,12 @@ def test_terminations_are_the_environments():
         ended = made.terminated(bits[:25], bits[25:])
         assert ended.tolist() == (bits[:25] == bits[25:]).all(axis=1).tolist()
         assert 0 < ended.sum() < 25
+
+
+def test_masks_are_kept_to_when_it_is_tried():
+    with rewards(ForwardBits, env_kwargs={"bits": 3}) as made:
+        made.check(0)
+        assert made.action.n == 3
 
 
 def test_rewards_are_clipped_as_actors_clip_them():

@@ -40,11 +40,13 @@ AGENTS["discrete_sac"] = {
         ("dueling_dqn", "apex", TRANSFORMER, 8_000, 0.9),
         ("dueling_dqn", "seed", {"memory": "gru"}, 8_000, 0.9),
         ("discrete_sac", "apex", {"memory": "gru"}, 8_000, 0.8),
+        ("discrete_sac", "seed", {"memory": "gru"}, 8_000, 0.8),
         ("sac", "apex", TRANSFORMER, 3_000, 4.2),
         ("sac", "seed", {"memory": "gru"}, 3_000, 4.5),
         ("td3", "apex", {"memory": "gru"}, 3_000, 4.5),
         ("td3", "seed", {"memory": "gru"}, 3_000, 4.5),
         ("crossq", "apex", {"memory": "gru"}, 4_000, 4.2),
+        ("crossq", "seed", {"memory": "gru"}, 4_000, 4.2),
     ],
 )
 @pytest.mark.long

@@ -28,7 +28,6 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("ga3c", "a2c"): {},
     ("sample_factory", "appo"): {"env_steps": 24_000},
 }
-SEVERAL = [("apex", "double_dqn"), ("seed", "discrete_sac"), ("impala", "ppo"), ("sample_factory", "appo")]
 LEARN = [cell for cell, changes in CELLS.items() if "env_steps" in changes]
 QUICK = [("apex", "double_dqn"), ("seed", "discrete_sac"), ("sample_factory", "appo")]
 
@@ -71,7 +70,7 @@ def test_what_needs_masks_is_learned(topology: str, agent: str, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("topology", "agent"), SEVERAL)
+@pytest.mark.parametrize(("topology", "agent"), LEARN)
 def test_masks_of_several_choices_are_learned_with(topology: str, agent: str, tmp_path: Path) -> None:
     """Two doors of four are open in either row: random possible actions return 4 of 8."""
     several = {"strict": True, "rows": 2, "doors": 4, "opened": 2}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.config import EnvConfig
+from apexrl.envs.action_masks import random_action
 from apexrl.envs.make import env_name, make_env
 from apexrl.envs.spaces import env_spec
 from apexrl.errors import EnvError
@@ -35,6 +36,9 @@ class GoalRewards:
 
     Raises:
         EnvError: it shows no goals, or has no ``compute_reward``.
+
+    Attributes:
+        action: what it takes.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -42,6 +46,7 @@ class GoalRewards:
         self._name = env_name(config)
         self._env = make_env(config)
         spec = env_spec(self._env.observation_space, self._env.action_space)
+        self.action = spec.action
         achieved, desired = spec.observation.get(ACHIEVED_GOAL), spec.observation.get(DESIRED_GOAL)
         if achieved is None or achieved != desired:
             raise EnvError(
@@ -96,7 +101,7 @@ class GoalRewards:
         env.action_space.seed(seed % 2**32)
         for _ in range(_CHECKED_STEPS):
             goal = seen["desired_goal"]
-            seen, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            seen, reward, terminated, truncated, _ = env.step(random_action(env.action_space, seen))
             made = float(self._one("compute_reward", self._reward, seen["achieved_goal"], goal))
             if not np.isclose(made, float(reward), rtol=1e-3, atol=1e-5):
                 raise EnvError(
