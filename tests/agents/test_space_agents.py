@@ -34,6 +34,7 @@ Q: dict[str, Any] = {
     "n_step": 1,
     "gamma": 0.0,
 }
+SOFT: dict[str, Any] = {name: value for name, value in Q.items() if name != "target_period_updates"}
 SAC: dict[str, Any] = {
     "env_steps": 2_500,
     "min_size": 300,
@@ -51,6 +52,8 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Told, "double_dqn", "apex", Q, 6.0),
         (Told, "double_dqn", "seed", Q, 6.0),
         (Told, "sac", "apex", DIAL, 6.0),
+        (Bag, "double_dqn", "apex", Q, 6.0),
+        (Bag, "discrete_sac", "seed", {**SOFT, "env_steps": 3_000}, 6.0),
         (Mixed, "double_dqn", "apex", Q, 6.0),
         (Linked, "dueling_dqn", "seed", Q, 6.0),
         (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
@@ -90,7 +93,7 @@ def test_onnx_acts_as_the_agent(env: Any, agent: str, tmp_path: Path) -> None:
     """Inputs are the stored fields by name; each entry of a dict of actions is an output."""
     import onnxruntime
 
-    vector = make_vector(EnvConfig(env=env, max_sequence_length=8), 5, seed=2)
+    vector = make_vector(EnvConfig(env=env, max_sequence_length=80), 5, seed=2)
     config = override(with_agent(Config(), agent), {"hidden": (8,), "image_units": 8}).agent
     loaded = LoadedAgent(agent_class(agent)(vector.spec, config, "cpu", 0), vector.spec)
     shapes = loaded.export(tmp_path / "agent.onnx")

@@ -14,6 +14,7 @@ from apexrl.evaluation.loaded_agent import load_agent
 from apexrl.launch import launch
 from apexrl.roles.pool_players import RANDOM, PoolPlayers
 from apexrl.run.folder import RunFolder
+from apexrl.run.opponent_pool import OpponentPool
 from dare_game import SIGNS, played
 
 VALUES: dict[str, Any] = {
@@ -33,8 +34,17 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
 QUICK = ("impala", "ppo")
 
 
-def learned(topology: str, agent: str, out: Path, **changes: Any) -> tuple[int, int]:
-    """How many of three signs it holds at, and how many it answers rightly."""
+BOARD: dict[str, Any] = {
+    "env": "apexrl.envs.board_games:env", "hidden": (64,), "envs_per_actor": 32, "pool_period_steps": 2_000,
+    "match_games": 20, "match_period_seconds": 0.03, "elo_k": 8.0, "newest_share": 0.5, "capacity": 4_000,
+}  # fmt: skip
+RISES: dict[tuple[str, str], dict[str, Any]] = {
+    ("apex", "dueling_dqn"): {"env_steps": 6_000, "learning_rate": 1e-3, "target_period_updates": 100},
+    ("sample_factory", "appo"): {"env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03},
+}
+
+
+def ran(topology: str, agent: str, out: Path, **changes: Any) -> Config:
     settings = {
         "env": "dare_game:env", "serial": True, "out": str(out), "name": "run", "hidden": (32,), "actors": 1,
         "envs_per_actor": 16, "env_steps": 4_000, "eval_episodes": 2, "eval_period_seconds": 1e6, "gamma": 0.9,
@@ -43,8 +53,23 @@ def learned(topology: str, agent: str, out: Path, **changes: Any) -> tuple[int, 
     }  # fmt: skip
     config = override(with_agent(Config(topology=topology), agent), {**settings, **CELLS[topology, agent], **changes})
     launch(config, [])
+    return config
+
+
+def learned(topology: str, agent: str, out: Path, **changes: Any) -> tuple[int, int]:
+    """How many of three signs it holds at, and how many it answers rightly."""
+    config = ran(topology, agent, out, **changes)
     last = load_agent(RunFolder.open(out / "run"), "latest", "cpu", config=config)
     return played(lambda seen: int(last.act(seen)))
+
+
+def elo(topology: str, agent: str, out: Path, **changes: Any) -> float:
+    """Of the newest policy at tic-tac-toe; the first of the pool, which has learned nothing, has 0."""
+    settings = {**BOARD, **RISES[topology, agent], **changes}
+    ran(topology, agent, out, **settings)
+    ratings = OpponentPool(out / "run").ratings()
+    assert ratings is not None
+    return ratings.elo
 
 
 @pytest.mark.parametrize(
@@ -72,3 +97,13 @@ def test_two_policies_learned_in_runs_of_their_own(tmp_path: Path, monkeypatch: 
     assert learned(*QUICK, tmp_path / "second", learned_agents=("second",))[1] == SIGNS
     other = {"played_by": (f"second={tmp_path / 'second' / 'run'}",), "newest_share": 1.0}
     assert learned(*QUICK, tmp_path / "first", learned_agents=("first",), **other)[0] == SIGNS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("topology", "agent"), RISES)
+def test_elo_rises_with_what_is_learned(
+    topology: str, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apexrl.roles.pool_players._LOOK_SECONDS", 0.0)
+    assert elo(topology, agent, tmp_path / "learns") > 100.0
+    assert abs(elo(topology, agent, tmp_path / "learns nothing", learning_rate=1e-9)) < 70.0
