@@ -67,6 +67,8 @@ class PaddedField:
             )
         kept, column = min(length, most), rows[self.name]
         column[row, :kept] = content[:kept]
+        if column.dtype.kind in "iu" and content.dtype != column.dtype and (column[row, :kept] != content[:kept]).any():
+            raise SpecError(f"{self.name} holds {content.dtype} values that {column.dtype} does not hold")
         column[row, kept:] = 0
         rows[self.name + LENGTH][row] = kept
         return length - kept

@@ -184,6 +184,7 @@ def test_a_text_has_room_for_its_longest_value() -> None:
         (Text(5), "abcdefg", "observation is 7 long, and at most 5 may be: its space"),
         (Sequence(Discrete(3)), (1, 3), "observation holds 3; it must be between 0 and 2"),
         (Sequence(Box(0.0, 1.0, (2,))), (np.zeros(3),), "has elements of shape"),
+        (Sequence(Box(0, 255, (1,), np.uint8)), (np.array([300]),), "holds int64 values that uint8 does not hold"),
         (Linked.observation_space, {"nodes": np.zeros((1, 4)), "edges": None, "edge_links": None}, ""),
         (
             Linked.observation_space,

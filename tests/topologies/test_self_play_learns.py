@@ -37,11 +37,14 @@ QUICK = ("impala", "ppo")
 BOARD: dict[str, Any] = {
     "env": "apexrl.envs.board_games:env", "hidden": (64,), "envs_per_actor": 32, "pool_period_steps": 2_000,
     "match_games": 20, "match_period_seconds": 0.03, "elo_k": 8.0, "newest_share": 0.5, "capacity": 4_000,
+    "gamma": 0.99,
 }  # fmt: skip
 RISES: dict[tuple[str, str], dict[str, Any]] = {
     ("apex", "dueling_dqn"): {"env_steps": 6_000, "learning_rate": 1e-3, "target_period_updates": 100},
-    ("sample_factory", "appo"): {"env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03},
-}
+    ("sample_factory", "appo"): {
+        "env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03, "batch_size": 16,
+    },
+}  # fmt: skip
 
 
 def ran(topology: str, agent: str, out: Path, **changes: Any) -> Config:
