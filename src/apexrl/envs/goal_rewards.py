@@ -36,9 +36,6 @@ class GoalRewards:
 
     Raises:
         EnvError: it shows no goals, or has no ``compute_reward``.
-
-    Attributes:
-        action: what it takes.
     """
 
     def __init__(self, config: EnvConfig) -> None:
@@ -46,7 +43,6 @@ class GoalRewards:
         self._name = env_name(config)
         self._env = make_env(config)
         spec = env_spec(self._env.observation_space, self._env.action_space)
-        self.action = spec.action
         achieved, desired = spec.observation.get(ACHIEVED_GOAL), spec.observation.get(DESIRED_GOAL)
         if achieved is None or achieved != desired:
             raise EnvError(

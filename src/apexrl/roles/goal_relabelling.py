@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.config import Config
-from apexrl.spec import ACTION_MASK, DESIRED_GOAL, ActionSpec, Array
+from apexrl.spec import DESIRED_GOAL, Array
 
 if TYPE_CHECKING:
     from apexrl.replay import Batch
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 class Rewards(Protocol):
     """What an environment says of goals (``envs.goal_rewards.GoalRewards``)."""
-
-    action: ActionSpec
 
     def rewards(self, achieved: Array, desired: Array) -> NDArray[np.float32]: ...
     def terminated(self, achieved: Array, desired: Array) -> NDArray[np.bool_] | None: ...
@@ -29,8 +27,7 @@ class GoalRelabelling:
 
     An item of m steps gets the return Σ_{k<m} γ^k r(g_{t+k+1}, g'), with g the goals achieved and g' the one drawn, up
     to the first step that ends an episode under g'; and the discount γ^m, or 0 if there is such a step. Where the
-    environment does not say which steps end an episode, those do that did. An item that ended its episode, and would
-    not under g', keeps its own goal where a mask leaves no action behind it: nothing says what that state is worth.
+    environment does not say which steps end an episode, those do that did.
 
     Args:
         gamma: discount per step.
@@ -66,23 +63,14 @@ class GoalRelabelling:
         left = np.cumprod(~ended, axis=1)  # 1 while the episode goes on
         before = np.concatenate([np.ones((len(rows), 1)), left[:, :-1]], axis=1)
         returns = (reward * before * gamma ** np.arange(inside.shape[1])).sum(axis=1)
-        discount = gamma**steps * left[:, -1]
-        if f"next_{ACTION_MASK}" in data:
-            known = self._known(data, rows) | (discount == 0.0)
-            rows, goals, returns, discount = (values[known] for values in (rows, goals, returns, discount))
         _put(data, "reward", rows, returns)
-        _put(data, "discount", rows, discount)
+        _put(data, "discount", rows, gamma**steps * left[:, -1])
         for name in (DESIRED_GOAL, f"next_{DESIRED_GOAL}"):
             shown = data[name]
             _put(data, name, rows, goals if shown.ndim == goals.ndim else goals[:, None])  # the same in every frame
 
     def close(self) -> None:
         self._rewards.close()
-
-    def _known(self, data: dict[str, Any], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether an action is possible behind each of ``rows``; of a termination masks may leave none."""
-        masks = data[f"next_{ACTION_MASK}"][rows]
-        return self._rewards.action.possible_in(masks[:, -1] if masks.ndim == 3 else masks)
 
 
 def goal_relabelling(config: Config) -> GoalRelabelling | None:
