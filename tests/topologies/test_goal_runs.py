@@ -30,7 +30,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("seed", "sac"): POINT,
     ("apex", "td3"): {**POINT, "sigma": 0.2},
     ("seed", "td3"): {**POINT, "sigma": 0.2, "env_steps": 4_000},
-    ("apex", "ddpg"): {**POINT, "sigma": 0.2, "env_steps": 3_000},
+    ("apex", "ddpg"): {**POINT, "sigma": 0.2},
     ("apex", "tqc"): {**SMALL_CRITICS, "critics": 2, "quantiles": 8, "dropped_quantiles": 1, "env_steps": 4_000},
     ("apex", "crossq"): {**SMALL_CRITICS, "critic_hidden": (64,)},
     ("apex", "d4pg"): {**SMALL_CRITICS, "remover": "fifo", "v_min": -20.0, "v_max": 0.0, "sigma": 0.2},
