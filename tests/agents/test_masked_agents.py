@@ -253,7 +253,9 @@ def test_masks_of_arrays_are_those_of_tensors(choices: tuple[int, ...], stacked:
         outputs = rng.random((6, int(np.prod(choices)) if combined else sum(choices)), np.float32)
         acted = masks.acted(outputs, observation)
         assert acted.dtype == np.float32
-        np.testing.assert_array_equal(acted, masks.values(torch.from_numpy(outputs), observation).numpy())
+        seen = {name: torch.from_numpy(array) for name, array in observation.items()}
+        for values in (torch.from_numpy(outputs), torch.from_numpy(outputs).requires_grad_()):
+            np.testing.assert_array_equal(acted, masks.values(values, seen).detach().numpy())
         assert (acted == np.float32(LEAST)).any()
         assert list(masks.networks_see(observation)) == [OBSERVATION]
     assert EveryAction(4).acted(outputs, observation) is outputs

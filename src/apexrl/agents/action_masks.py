@@ -114,7 +114,7 @@ class MaskedActions:
         self._combined = combined and len(choices) > 1
 
     def values(self, outputs: Tensor, observation: Observation) -> Tensor:
-        return _masked(outputs, self._possible(observation).to(outputs.device))
+        return _masked(outputs, self._read(observation[ACTION_MASK]))
 
     def acted(self, outputs: Floats, observation: Arrays) -> Floats:
         return np.where(self._read(observation[ACTION_MASK]), outputs, _LEAST)
@@ -123,14 +123,13 @@ class MaskedActions:
         return {name: array for name, array in observation.items() if name != ACTION_MASK}
 
     def mean(self, outputs: Tensor, observation: Observation) -> float:
-        return float(outputs[self._possible(observation).to(outputs.device)].mean())
+        return float(outputs[self._read(observation[ACTION_MASK])].mean())
 
     def unrolled(self, outputs: Tensor, observation: Observation) -> Tensor:
-        possible = self._possible(observation)[:, : outputs.shape[0]].to(outputs.device)
-        return _masked(outputs, possible.transpose(0, 1))
+        return _masked(outputs, self._read(observation[ACTION_MASK])[:, : outputs.shape[0]].transpose(0, 1))
 
     def addends(self, observation: Observation) -> Observation:
-        return {**observation, ACTION_MASK: torch.where(self._possible(observation), 0.0, LEAST)}
+        return {**observation, ACTION_MASK: _lacks(self._read(observation[ACTION_MASK]))}
 
     def added(self, outputs: Tensor, observation: Observation) -> Tensor:
         addends: Tensor = observation[ACTION_MASK]
@@ -143,11 +142,11 @@ class MaskedActions:
         if not len(rows):
             return index
         chosen = index.copy()
-        chosen[rows] = random_possible(np.asarray(self._read(observation[ACTION_MASK][rows])), rng)
+        chosen[rows] = random_possible(self._read(observation[ACTION_MASK][rows]), rng)
         return chosen
 
     def steered(self, log_prob: Tensor, observation: Observation, target: float) -> Tensor:
-        count = self._possible(observation).sum(dim=1)
+        count = self._read(observation[ACTION_MASK]).sum(dim=1)
         self._lacking = self._lacking.to(count.device)
         return torch.sub(log_prob, self._lacking.take(count), alpha=target)
 
@@ -156,11 +155,6 @@ class MaskedActions:
         """Of as many possible actions, the share of all actions' entropy that they lack, float32 [n + 1]."""
         most = math.prod(self._choices)
         return 1.0 - torch.arange(most + 1).clamp(min=1).log() / max(math.log(most), 1e-6)
-
-    def _possible(self, observation: Observation) -> Tensor:
-        """bool [..., n]."""
-        mask: Tensor = self._read(torch.as_tensor(observation[ACTION_MASK]))
-        return mask
 
     def _read(self, mask: Any) -> Any:
         """The same of a mask, an array or a tensor [..., (stack,) sum of choices]."""
@@ -175,11 +169,14 @@ class MaskedActions:
 
 
 def _masked(outputs: Tensor, possible: Tensor) -> Tensor:
-    """Outputs, ``LEAST`` where not ``possible``. Of the two ways one has the quicker gradient, the other is quicker
-    where there is none."""
-    if outputs.requires_grad:
-        return outputs.masked_fill(~possible, LEAST)
-    return torch.where(possible, outputs, LEAST)
+    """Outputs, ``LEAST`` where not ``possible``. The sum has the quicker gradient, the choice is quicker where there is
+    none."""
+    return outputs + _lacks(possible) if outputs.requires_grad else torch.where(possible, outputs, LEAST)
+
+
+def _lacks(possible: Tensor) -> Tensor:
+    """What makes outputs those of ``_masked``, float32: they vanish beside ``LEAST``."""
+    return torch.where(possible, 0.0, LEAST)
 
 
 def action_masks(spec: EnvSpec, combined: bool = False) -> Masks:

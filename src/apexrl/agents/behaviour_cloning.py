@@ -77,7 +77,7 @@ class BehaviourCloning:
         choices = cast("Choices", self._choices)
         if not greedy:
             output = torch.where(torch.from_numpy(random)[:, None], 0.0, output)
-        logits = as_array(choices.masks.values(output, observations))
+        logits = choices.masks.acted(as_array(output), observations)
         if greedy:
             return Acted(choices.to_env(logits.argmax(axis=1)), {}, state)
         drawn = Categorical((choices.n,), vector=False).drawn(logits, self._rng.random((len(logits), 1)))

@@ -144,7 +144,7 @@ class DQN:
         rows = len(next(iter(observations.values())))
         seen = self._memory.now(self._normalizer.observation(on_device(observations, self._device)), None)
         answers = self._returns.read(self._online.values(seen, self._greedy_draw(rows)))
-        q = self._choices.masks.values(self._returns.means(answers), observations)
+        q = self._choices.masks.values(self._returns.means(answers), seen)
         return as_array(q.amax(dim=1) * self._normalizer.unit)
 
     def priorities(self, items: Arrays) -> NDArray[np.float32]:

@@ -110,8 +110,8 @@ class PQN:
     @torch.no_grad()
     def _values(self, observations: Arrays) -> Tensor:
         """Q [B, n]."""
-        q: Tensor = self._network.network(self._normalizer.observation(on_device(observations, self._device)))
-        return self._choices.masks.values(q, observations)
+        seen = self._normalizer.observation(on_device(observations, self._device))
+        return self._choices.masks.values(self._network.network(seen), seen)
 
     # Learning
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 import gymnasium as gym
@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.last_action_reward import ALONE
-from apexrl.envs.lockstep import Which
 from apexrl.envs.spaces import mask_shape
-from apexrl.envs.vector import Stepped, VectorEnv
 from apexrl.errors import EnvError
 from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array
 
 MASK = ACTION_MASK.removeprefix(f"{OBSERVATION}/")
 """Key of an observation and of an info."""
 METHOD = "action_masks"
-_FEW_CHOICES = 8
 
 Bools = NDArray[np.bool_]
 Shown = dict[str, Any]
@@ -212,63 +209,6 @@ class Kept:
         return (
             f"the {self._who} told an action mask of {mask.dtype} {list(mask.shape)}; its {actions} actions take bool, "
             f"or integers 0 and 1, of shape {wanted}"
-        )
-
-
-class MaskedVectorEnv(VectorEnv):
-    """Environments whose observations have masks, which are looked at: each choice must have a possible action, unless
-    the episode has terminated there."""
-
-    @cached_property
-    def _choice_of(self) -> Bools:
-        """Which column of a mask belongs to which choice, [n, k]."""
-        choices = self.spec.action.choices
-        return np.repeat(np.eye(len(choices), dtype=np.bool_), choices, axis=0)
-
-    def reset(self, seed: int | None = None) -> dict[str, Array]:
-        """As ``VectorEnv.reset``.
-
-        Raises:
-            EnvError: a mask leaves no action, besides.
-        """
-        observation = super().reset(seed)
-        self._look(observation[ACTION_MASK], None, None)
-        return observation
-
-    def receive(self, least: int = 1, timeout: float = 0.0) -> Stepped | None:
-        """As ``VectorEnv.receive``.
-
-        Raises:
-            EnvError: a mask leaves no action, besides.
-        """
-        stepped = super().receive(least, timeout)
-        if stepped is not None:
-            self._look(stepped.observation[ACTION_MASK], stepped, stepped.which)
-        return stepped
-
-    def _look(self, masks: Array, stepped: Stepped | None, which: Which) -> None:
-        # Between a network's passes caches are cold: reductions along an axis take three times as long as a product.
-        # But the product's work grows with the square of the choices.
-        if self._choice_of.shape[1] <= _FEW_CHOICES and all(masks.dot(self._choice_of).ravel().tolist()):
-            return
-        some = self.spec.action.possible_in(masks)
-        if stepped is None:
-            some |= self._absent
-        else:
-            some |= stepped.terminated
-            if stepped.idle is not None:
-                some |= stepped.idle
-        if some.all():
-            return
-        row = int(np.flatnonzero(~some)[0])
-        number = row if which is None else int(which[row])
-        step = int(self._lengths[number])
-        where = f"behind step {step} of its episode" if step else "at a reset"
-        if stepped is not None and stepped.truncated[row]:
-            where = "where its episode was truncated, which is not the end of its returns"
-        raise EnvError(
-            f"environment {self.name} (number {number} of this actor) {self.spec.action.nothing_left} {where}: a mask "
-            "must leave one, unless the episode has terminated"
         )
 
 

@@ -17,7 +17,6 @@ from apexrl.config import EnvConfig
 from apexrl.config.game_names import is_game, is_team, takes_turns
 from apexrl.envs.action_masks import (
     ActionMasks,
-    MaskedVectorEnv,
     VectorActionMasks,
     has_masks,
     shows_mask,
@@ -101,8 +100,7 @@ def make_vector(
     elif backend is None:
         made += [make_env(config) for _ in range(num_envs - len(made))]
         backend = LoopRows(made, name, call, config.info_metrics, own, limit)
-    kind = MaskedVectorEnv if shows_mask(backend.observation_space) else VectorEnv
-    return kind(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
+    return VectorEnv(backend, name, config.stack, config.reward_clip, seed, chosen, changes if fixed else None)
 
 
 def _cost(env: gym.Env[Any, Any], seed: int, call: EnvCall) -> StepCost | None:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from apexrl.envs.lockstep import Backend, Bools, Changes, Which
 from apexrl.envs.spaces import spec_of
 from apexrl.errors import ConfigError, EnvError
-from apexrl.spec import Array
+from apexrl.spec import ACTION_MASK, Array
 
 _SLICE_SECONDS = 1.0
+_FEW_BYTES = 4096  # of masks: a search through more takes longer than reductions
 
 
 class Episode(NamedTuple):
@@ -52,7 +53,8 @@ class Stepped(NamedTuple):
 
 class VectorEnv:
     """B environments with NEXT_STEP autoreset: an evaluator makes a ``step`` of all, an actor does ``send`` and
-    ``receive`` for whichever are ready.
+    ``receive`` for whichever are ready. Masks of actions are looked at: each choice must have a possible action, unless
+    the episode has terminated there.
 
     After an end comes the row of the reset: its action was ignored, its reward is 0 and ``starts`` is true. The final
     observation is the observation of the step that ended.
@@ -92,6 +94,7 @@ class VectorEnv:
         self.spec = spec_of(backend.leaves, backend.action_space, stack)
         if agents := getattr(backend, "agents", ()):
             self.spec = replace(self.spec, agents=agents)
+        self._nothing = bytes(min(self.spec.action.choices)) if self.spec.masked else b""
         self._absent = np.zeros(self.num_envs, np.bool_)  # agents that have not appeared since the reset of all
         self._backend = backend
         self._clip = reward_clip
@@ -107,7 +110,8 @@ class VectorEnv:
         """Reset all environments; ``seed`` replaces the one given at construction. Returns name -> [B, *shape].
 
         Raises:
-            EnvError: an environment raised an error, or its observation does not fit its space.
+            EnvError: an environment raised an error, its observation does not fit its space, or a mask leaves no
+                action.
         """
         self._seed = self._seed if seed is None else seed
         seeds = np.random.SeedSequence(self._seed).generate_state(self.num_envs, np.uint32)
@@ -115,6 +119,8 @@ class VectorEnv:
         observation = self._backend.reset([int(s) for s in seeds])
         self._absent[:] = getattr(self._backend, "absent", False)
         self._ended[:], self._returns[:], self._lengths[:] = self._absent, 0.0, 0
+        if self._nothing:
+            self._look(observation[ACTION_MASK], self._absent)
         return observation
 
     def send(self, actions: Array, which: Which = None) -> None:
@@ -135,7 +141,8 @@ class VectorEnv:
             timeout: seconds to wait for so many; with fewer, the answer is None.
 
         Raises:
-            EnvError: an environment raised an error, or a reward is NaN or infinite, or too large for a float32.
+            EnvError: an environment raised an error, a reward is NaN, infinite or too large for a float32, or a mask
+                leaves no action.
         """
         rows = self._backend.receive(least, timeout)
         if rows is None:
@@ -168,9 +175,32 @@ class VectorEnv:
                 told = rows.metrics.get(number, {}) if rows.metrics else {}
                 episodes.append(Episode(number, float(self._returns[number]), int(self._lengths[number]), told))
             self._returns[games], self._lengths[games] = 0.0, 0
+        if self._nothing:
+            unread = rows.terminated if idle is None else rows.terminated | idle
+            self._look(rows.observation[ACTION_MASK], unread, rows.truncated, which)
         clipped = np.clip(reward, -self._clip, self._clip) if self._clip else reward
         learned: NDArray[np.float32] = clipped.astype(np.float32, copy=False)
         return Stepped(rows.observation, learned, rows.terminated, rows.truncated, starts, episodes, which, idle)
+
+    def _look(self, masks: Array, unread: Bools, truncated: Bools | None = None, which: Which = None) -> None:
+        """Refuse a mask [R, n] that leaves nothing of a choice, where it is not ``unread`` [R]."""
+        # That takes a run of zeros. Between a network's passes caches are cold: to search for one takes half the time
+        # of a reduction.
+        if masks.nbytes <= _FEW_BYTES and self._nothing not in masks.tobytes():
+            return
+        some = self.spec.action.possible_in(masks) | unread
+        if some.all():
+            return
+        row = int(np.flatnonzero(~some)[0])
+        number = row if which is None else int(which[row])
+        step = int(self._lengths[number])
+        where = f"behind step {step} of its episode" if step else "at a reset"
+        if truncated is not None and truncated[row]:
+            where = "where its episode was truncated, which is not the end of its returns"
+        raise EnvError(
+            f"environment {self.name} (number {number} of this actor) {self.spec.action.nothing_left} {where}: a mask "
+            "must leave one, unless the episode has terminated"
+        )
 
     def _refuse_changes(self) -> None:
         if self._unheeded is not None and self._unheeded().version:
