@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -38,7 +39,7 @@ class Leaf:
     padded: Padded | None = None
     writer: PaddedField | None = None  # of a value of variable length
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Field]:
         """What is stored of it."""
         return {self.name: self.field} | ({self.name + LENGTH: Field((), "int32")} if self.padded else {})
