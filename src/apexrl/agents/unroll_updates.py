@@ -16,7 +16,7 @@ from torch import Tensor
 from apexrl.agents.normalizer import Normalizer
 from apexrl.agents.rng_state import pack, restore
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES, Gradients, Trained
-from apexrl.agents.unroll_batch import Unrolls
+from apexrl.agents.unroll_batch import Unrolls, among
 from apexrl.config import AgentConfig
 from apexrl.errors import NonFiniteError
 from apexrl.protocols import Learned
@@ -124,14 +124,16 @@ def minibatches(agent: LearnsUnrolls, batch: Unrolls, aims: Any) -> Iterator[tup
     """Of every gradient step: single steps, of which those of one unroll are too much alike to be together; with a
     memory whole unrolls, whose steps need each other."""
     rows, times = batch.mask.t().nonzero(as_tuple=True)
+    steps, unrolls = batch.mask.shape
+    seen, taken = rows * (steps + 1) + times, times * unrolls + rows
     kind = type(aims)
-    for share in shares(agent, batch.mask.shape[1] if agent._remembers else len(rows), _parts(agent, batch)):
+    for share in shares(agent, unrolls if agent._remembers else len(rows), _parts(agent, batch)):
         index = torch.from_numpy(share).to(agent._device)
         if agent._remembers:
             yield batch.rows(index), kind(*(value[:, index] for value in aims))
         else:
-            row, time = rows[index], times[index]
-            yield batch.steps(row, time), kind(*(value[time, row].unsqueeze(0) for value in aims))
+            at = taken[index]
+            yield batch.steps(seen[index], at), kind(*(among(value, at).unsqueeze(0) for value in aims))
 
 
 def shares(agent: LearnsUnrolls, count: int, parts: int) -> Iterator[NDArray[np.int64]]:
