@@ -21,6 +21,7 @@ LEAST = -1e30
 0, which of −∞ would be NaN (Huang & Ontañón 2022, arXiv 2006.14171)."""
 
 _LEAST = np.float32(LEAST)
+_ZERO_ON_CPU, _LEAST_ON_CPU = torch.zeros(()), torch.tensor(LEAST)  # PyTorch makes a tensor of a number at each call
 
 V = TypeVar("V")
 Floats = NDArray[np.float32]
@@ -171,12 +172,14 @@ class MaskedActions:
 def _masked(outputs: Tensor, possible: Tensor) -> Tensor:
     """Outputs, ``LEAST`` where not ``possible``. The sum has the quicker gradient, the choice is quicker where there is
     none."""
-    return outputs + _lacks(possible) if outputs.requires_grad else torch.where(possible, outputs, LEAST)
+    if outputs.requires_grad:
+        return outputs + _lacks(possible)
+    return torch.where(possible, outputs, _LEAST_ON_CPU if possible.is_cpu else LEAST)
 
 
 def _lacks(possible: Tensor) -> Tensor:
     """What makes outputs those of ``_masked``, float32: they vanish beside ``LEAST``."""
-    return torch.where(possible, 0.0, LEAST)
+    return torch.where(possible, _ZERO_ON_CPU, _LEAST_ON_CPU) if possible.is_cpu else torch.where(possible, 0.0, LEAST)
 
 
 def action_masks(spec: EnvSpec, combined: bool = False) -> Masks:
