@@ -16,8 +16,6 @@ import apexrl
 from apexrl.run.folder import RunFolder
 from apexrl.tune import trainable
 
-tune = pytest.importorskip("ray.tune", exc_type=ImportError)
-
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
@@ -42,6 +40,7 @@ def kill_once(results: Path, killed: list[int]) -> None:
 
 
 def test_tune_searches_settings_and_goes_on_after_a_kill(cluster: str, tmp_path: Path) -> None:
+    tune = pytest.importorskip("ray.tune", exc_type=ImportError)  # it takes half a second
     ray.init(address=cluster, ignore_reinit_error=True)
     killed: list[int] = []
     results = tmp_path / f"search-{os.getpid()}"
