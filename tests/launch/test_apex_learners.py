@@ -44,7 +44,8 @@ def config_for(tmp_path: Path, name: str = "run", agent: str = "dqn", **changes:
 
 
 def test_two_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
-    configs = [config_for(tmp_path, name, serial=True, eval_period_seconds=0.1) for name in ("one", "two")]
+    lock_step: dict[str, Any] = {"serial": True, "env_steps": 800, "eval_period_seconds": 0.05}
+    configs = [config_for(tmp_path, name, **lock_step) for name in ("one", "two")]
     one, two = (launch(config) for config in configs)
     assert one["updates"] > 100
     assert one["samples_per_insert"] == pytest.approx(8.0, rel=0.2)  # an update takes a batch of each

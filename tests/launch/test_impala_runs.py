@@ -43,22 +43,23 @@ def pids_of(status: RunStatus, role: str) -> list[int]:
 
 
 def test_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
-    configs = [config_for(tmp_path, name, serial=True, eval_period_seconds=0.1) for name in ("one", "two")]
+    lock_step: dict[str, Any] = {"serial": True, "eval_period_seconds": 0.1, "env_steps": 2400}
+    configs = [config_for(tmp_path, name, **lock_step) for name in ("one", "two")]
     one, two = (launch(config) for config in configs)
-    assert one["updates"] > 100
+    assert one["updates"] > 40
     for name in ("env_steps", "updates", "episodes", "policy_lag", "final_eval_return"):
         assert one[name] == two[name]
     first, second = (arrays_of(config) for config in configs)
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    other = config_for(tmp_path, "other", serial=True, eval_period_seconds=0.1, seed=2)
+    other = config_for(tmp_path, "other", **lock_step, seed=2)
     launch(other)
     assert not all(np.array_equal(first[name], value) for name, value in arrays_of(other).items())
 
 
 def test_every_step_is_learned_from_once_and_nearly_at_once(tmp_path: Path) -> None:
     """Taking turns, the learner takes what there is: only what is too little for a batch waits."""
-    summary = launch(config_for(tmp_path, serial=True))
+    summary = launch(config_for(tmp_path, serial=True, env_steps=3000))
     learned = summary["policy_lag"]["steps"]
     waiting = T * (8 + BATCH) + 8 * (T + 1)  # unrolls that are not enough, and those that are not complete
     assert summary["env_steps"] - waiting <= learned <= summary["env_steps"]
@@ -104,7 +105,7 @@ def test_killed_actors_and_a_killed_learner_do_not_end_it(tmp_path: Path) -> Non
 def test_what_is_older_than_the_limit_is_counted_and_not_learned_from(tmp_path: Path) -> None:
     """An actor that looks for weights every 50 steps comes to be 10 updates behind, if its two batches are one update
     each."""
-    config = config_for(tmp_path, serial=True, pull_period=50, max_policy_lag=3)
+    config = config_for(tmp_path, serial=True, pull_period=50, max_policy_lag=3, env_steps=3000)
     free = launch(override(config, {"name": "free", "max_policy_lag": 0}))
     assert free["policy_lag"]["max"] > 6
     assert free["dropped"]["aged_steps"] == 0
@@ -116,18 +117,18 @@ def test_what_is_older_than_the_limit_is_counted_and_not_learned_from(tmp_path: 
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    config = config_for(tmp_path, serial=True, env_steps=2000)
+    config = config_for(tmp_path, serial=True, env_steps=1000)
     before = launch(config)
-    after = launch(override(config, {"env_steps": 4000}), resume=tmp_path / "run")
-    assert after["env_steps"] >= 4000
+    after = launch(override(config, {"env_steps": 2000}), resume=tmp_path / "run")
+    assert after["env_steps"] >= 2000
     assert after["updates"] > before["updates"] + 20
 
 
 def test_several_learners_taking_turns_are_equal_to_the_last_bit(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"serial": True, "learners": 2, "eval_period_seconds": 0.1}
+    settings: dict[str, Any] = {"serial": True, "learners": 2, "eval_period_seconds": 0.1, "env_steps": 3000}
     configs = [config_for(tmp_path, name, **settings) for name in ("one", "two")]
     one, two = (launch(config) for config in configs)
-    assert one["updates"] > 50
+    assert one["updates"] > 25
     assert one["policy_lag"]["steps"] > 0.8 * one["env_steps"]  # both learn from all of theirs
     assert one["policy_lag"] == two["policy_lag"]
     first, second = (arrays_of(config) for config in configs)

@@ -14,7 +14,7 @@ from apexrl.config.convert import override
 from apexrl.launch import launch
 from apexrl.run import checkpoint
 
-RANDOM: dict[str, Any] = {"epsilon": 1.0, "updates_per_step": 0.5}
+RANDOM: dict[str, Any] = {"epsilon": 1.0, "updates_per_step": 0.125}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "apex": ("apex", "dueling_dqn", RANDOM),
     "apex, two learners": ("apex", "dqn", RANDOM | {"learners": 2}),
