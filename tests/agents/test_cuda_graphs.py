@@ -15,7 +15,7 @@ from apexrl.agents import AGENTS, agent_class, cuda_graphs
 from apexrl.agents.cuda_graphs import CudaGraphs, Recording
 from apexrl.agents.sac import SAC
 
-UPDATES = 60  # two of which are measured, and so made without graphs
+UPDATES = 24  # two of which are measured, and so made without graphs
 RECORDABLE = [name for name in AGENTS if vars(agent_class(name)).get("recordable")]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
