@@ -13,7 +13,7 @@ from ray_environment import QUIET
 
 
 class Nodes:
-    """A head without processors, and three nodes with two each, as far as Ray knows."""
+    """A head without processors, and nodes with two each, as far as Ray knows: one, until ``grow``."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -23,7 +23,11 @@ class Nodes:
         self._start(**head)
         self.address = str(self._cluster.address)
         self.newest = ""
-        for _ in range(3):
+        self.add()
+
+    def grow(self, count: int) -> None:
+        """Until there are so many nodes."""
+        for _ in range(count - len(self._cluster.worker_nodes)):
             self.add()
 
     def add(self, **how: Any) -> Any:
@@ -59,13 +63,26 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes() -> Iterator[Nodes]:
+def begun() -> Iterator[Nodes]:
     os.environ.update(QUIET, PYTHONPATH=str(Path(__file__).parent))  # nodes find our roles there
     made = Nodes()
     try:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="session")
+def one_node(begun: Nodes) -> str:
+    """The address of a Ray that has one node, or more, with two processors: for tests that occupy none."""
+    return begun.address
+
+
+@pytest.fixture(scope="session")
+def nodes(begun: Nodes) -> Nodes:
+    """Three."""
+    begun.grow(3)
+    return begun
 
 
 @pytest.fixture(scope="session")

@@ -94,9 +94,9 @@ def test_what_another_life_would_repeat_ends_the_run(cluster: str, tmp_path: Pat
         run(cluster, tmp_path, {"2.0": "not finite"})
 
 
-def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> None:
+def test_what_the_cluster_does_not_have_is_said_within_seconds(one_node: str) -> None:
     config = Config(actor=ActorConfig(actors=2))
-    placement = Ray(address=cluster, learner_gpus=3.0, replay_shards=1, wait_seconds=1.0)
+    placement = Ray(address=one_node, learner_gpus=3.0, replay_shards=1, wait_seconds=1.0)
     with Interrupts() as interrupts, closing(Driver(config, placement, interrupts)) as driver:
         began = time.monotonic()
         with pytest.raises(ConfigError, match=r"wants 4 CPU, 3 GPU in 2 bundles .* with 2 CPU, 0 GPU.*--learner-gpus"):
@@ -104,10 +104,10 @@ def test_what_the_cluster_does_not_have_is_said_within_seconds(cluster: str) -> 
         assert time.monotonic() - began < 60.0  # and not for ever
 
 
-def test_more_shards_than_actors_are_refused(cluster: str) -> None:
+def test_more_shards_than_actors_are_refused(one_node: str) -> None:
     config = Config(actor=ActorConfig(actors=2))
     with Interrupts() as interrupts, pytest.raises(ConfigError, match="--replay-shards 3 want an actor each"):
-        Driver(config, Ray(cluster, replay_shards=3), interrupts)
+        Driver(config, Ray(one_node, replay_shards=3), interrupts)
 
 
 def test_other_versions_on_a_node_are_refused_by_name() -> None:
