@@ -44,12 +44,21 @@ def two_steps(out: Path, **changes: Any) -> Config:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [pytest.param({}, id=""), pytest.param(CUE, id="memory", marks=pytest.mark.long)])
+def through_redis(config: Config, server: RedisServer) -> dict[str, Any]:
+    summary: dict[str, Any] = apexrl.train(config, show=False, redis=server.url, run="team").summary
+    assert summary["hosts"]["missing"] == 0
+    assert not any(summary["restarts"].values())
+    return summary
+
+
+def test_a_team_runs_through_redis(tmp_path: Path, redis_server: RedisServer) -> None:
+    assert through_redis(two_steps(tmp_path, env_steps=500), redis_server)["updates"] > 40
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [pytest.param({}, id=""), pytest.param(CUE, id="memory")])
 def test_a_team_learns_through_redis(changes: dict[str, Any], tmp_path: Path, redis_server: RedisServer) -> None:
-    run = apexrl.train(two_steps(tmp_path, **changes), show=False, redis=redis_server.url, run="team")
-    assert run.summary["last_weights_return"] == 8.0
-    assert run.summary["hosts"]["missing"] == 0
-    assert not any(run.summary["restarts"].values())
+    assert through_redis(two_steps(tmp_path, **changes), redis_server)["last_weights_return"] == 8.0
 
 
 @pytest.mark.long

@@ -94,6 +94,7 @@ def test_who_plays_random_answers_dares(
     assert learned(topology, agent, tmp_path / "random") == (0, SIGNS)
 
 
+@pytest.mark.long
 def test_two_policies_learned_in_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second run learns the first player against the policy of the other run, which answers rightly."""
     monkeypatch.setattr("apexrl.roles.pool_players._LOOK_SECONDS", 0.0)
