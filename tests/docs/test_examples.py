@@ -67,7 +67,7 @@ def test_the_network_of_the_guide_learns(preset, agent, tmp_path, monkeypatch):
         "agent": agent,
         "min_size": 100,
         "batch_size": 16,
-        "updates_per_step": 0.5,
+        "updates_per_step": 0.125,
         "out": str(tmp_path),
         "serial": True,
     }
