@@ -28,7 +28,7 @@ SETTINGS = {
     "env-steps": 1000000,
 }
 OF = {
-    "seed": {"min-size": 200, "updates-per-second": 200},
+    "seed": {"min-size": 200, "updates-per-second": 100, "updates-per-step": 0.05},
     "ga3c": {},
     "a3c --no-hogwild": {},
 }
@@ -79,9 +79,6 @@ def test_a_host_needs_the_servers_url_and_the_runs_name_alone(places: Places) ->
     wait_for("its slots in the list", lambda: [member.slots for member in places.look().alive] == [[0]])
     assert view.record is not None
     secret = said(places)["token"]
-    stranger = places.actor(1, "--actors", "4")
-    assert stranger.finish() == 1
-    assert "4 slots for workers of other hosts and 3 free, 4 wanted" in stranger.said
     stop = places.apexrl("stop", "--run", RUN, "--wait-seconds", "60")
     assert stop.finish() == 0, stop.said
     assert learner.finish() == 0, learner.said
@@ -132,6 +129,9 @@ def test_a_host_of_a_gateway_is_scaled_and_drained(places: Places) -> None:
     host = places.actor(0, "--actors", "1")
     host.says("joined run test at 127.0.0.1")
     goes_on(places)
+    stranger = places.actor(1, "--actors", "4")
+    assert stranger.finish() == 1
+    assert "4 slots for workers of other hosts and 3 free, 4 wanted" in stranger.said
     assert places.apexrl("scale", here, "--actors", "2", "--run", RUN).finish() == 0
     wait_for("two workers", lambda: [len(member.slots) for member in places.look().alive] == [2])
     goes_on(places)
