@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,14 @@ def _one_thread() -> None:
     """What an earlier test has set in this process holds no longer."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this process draw none at their end, which takes a second; a module that looks at them overrides this."""
+    for name in ("apexrl.api", "apexrl.remote_api"):
+        if name in sys.modules:
+            monkeypatch.setattr(sys.modules[name], "drawn", lambda *_: nullcontext())
 
 
 @pytest.fixture(autouse=True)

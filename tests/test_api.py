@@ -43,6 +43,11 @@ def a_run(tmp_path: Path, config: Config = SMALL, best: bool = True) -> RunFolde
 
 
 @pytest.fixture
+def no_pictures() -> None:
+    """Here they are looked at."""
+
+
+@pytest.fixture
 def fake_launch(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """A launcher that starts nothing: it tells its observers, three times, and stops when asked to."""
     seen: list[Config] = []
