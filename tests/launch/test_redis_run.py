@@ -258,6 +258,9 @@ def test_a_learner_and_its_actors_on_one_machine(start: Start, tmp_path: Path) -
     assert learner["final_eval_episodes"] == 4
     assert learner["updates"] > 0
     assert "joined run r" in (tmp_path / "hosts" / "runs" / "r" / "logs" / "actor-host.log").read_text()
+    refused = start("resume", "runs/r", "--run", "r")
+    assert refused.ends() == 2
+    assert "apexrl resume runs/r --trust own_sim" in refused.said
 
 
 @pytest.mark.long
@@ -311,9 +314,6 @@ def test_actors_wait_for_a_learner_that_was_killed_and_go_on_with_its_successor(
     learner.says("training")
     learner.kill()
     actor.says("the learner of run r is away: waiting for it")  # its lease has run out: another may take its place
-    refused = start("resume", "runs/r", "--run", "r")
-    assert refused.ends() == 2
-    assert "apexrl resume runs/r --trust own_sim" in refused.said
     resumed = start("resume", "runs/r", "--run", "r", "--trust", "own_sim", *signed)
     actor.says("the learner of run r is back")
     with closing(Connection(Server(url))) as connection:

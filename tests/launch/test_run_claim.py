@@ -82,7 +82,7 @@ def test_a_run_that_is_trained_is_not_resumed_and_is_named_by_its_holder(tmp_pat
 
 def test_of_two_resumes_at_once_one_runs(tmp_path: Path) -> None:
     first = launch(small(tmp_path, stop=StopConfig(env_steps=1500)))
-    more = small(tmp_path, stop=StopConfig(env_steps=first["env_steps"] + 3000))
+    more = small(tmp_path, stop=StopConfig(env_steps=first["env_steps"] + 1500))
     ended: list[Any] = []
 
     def resume() -> None:
@@ -185,7 +185,7 @@ def test_a_killed_command_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
         process.wait()
     newest = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    steps = newest.metadata["env_steps"] + 1000
+    steps = newest.metadata["env_steps"] + 300
     for _ in range(2):  # it goes on; then it is done
         process = command(config, tmp_path, "--resume-or-start", "--env-steps", str(steps))
         assert process.wait(300.0) == 0, (tmp_path / "command.out").read_text()
