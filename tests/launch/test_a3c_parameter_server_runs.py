@@ -26,7 +26,7 @@ def a3c(tmp_path: Path, stop: StopConfig, **changes: Any) -> Config:
     return override(config, {**servers, "unroll_length": 8, "learning_rate": 1e-2, **changes})
 
 
-@pytest.mark.parametrize("role", ["worker", "parameter_server"])
+@pytest.mark.parametrize("role", [pytest.param("worker", marks=pytest.mark.long), "parameter_server"])
 def test_a_killed_process_is_replaced_and_the_run_goes_on(tmp_path: Path, role: str) -> None:
     killed: list[int] = []
 
