@@ -117,6 +117,32 @@ inline ChunkHead describe_chunk(const View& view, uint32_t slot, uint32_t first,
   return chunk;
 }
 
+// The chunk that begins at the first item of positions [first, to), of at most `most` bytes where one item does not need
+// more. It has no items where they have none.
+inline ChunkHead first_chunk(const View& view, uint32_t slot, uint32_t first, uint32_t to, uint64_t most) {
+  const Geometry& g = view.geometry();
+  const double* staged = view.staged(slot);
+  const auto end_with_item = [&](uint32_t least) {
+    while (to > least && !(staged[to - 1] >= 0.0)) --to;
+  };
+  while (first < to && !(staged[first] >= 0.0)) ++first;
+  end_with_item(first);
+  if (first >= to) return {};
+  const uint64_t repeated = chunk_bytes(view, uint64_t(g.behind) + g.ahead, 0, 0);
+  const uint64_t fit = std::clamp<uint64_t>(most > repeated ? (most - repeated) / chunk_bytes(view, 1, 1, 1) : 0, 1, 65535);
+  if (to - first > fit) {
+    to = first + uint32_t(fit);
+    end_with_item(first + 1);
+  }
+  ChunkHead chunk = describe_chunk(view, slot, first, to);
+  while (g.blocks > 0 && chunk.bytes > most && chunk.items > 1) {  // its ragged values are longer than that
+    to = first + std::max(1u, (to - first) / 2);
+    end_with_item(first + 1);
+    chunk = describe_chunk(view, slot, first, to);
+  }
+  return chunk;
+}
+
 // The body, at `out`.
 inline void write_chunk(const View& view, uint32_t slot, const ChunkHead& chunk, uint8_t* out) {
   const Geometry& g = view.geometry();

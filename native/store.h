@@ -16,8 +16,7 @@
 #include "view.h"
 #include "process.h"
 #include "queue.h"
-#include "ranking.h"
-#include "removal.h"
+#include "selectors.h"
 #include "sum_tree.h"
 #include "zeroed.h"
 
@@ -42,16 +41,8 @@ class Store {
         slots(view.geometry().slots),
         removal_rng(view.geometry().seed ^ 0x5851f42d4c957f2d),
         view_(view),
-        decay_(view.geometry()) {
-    const Geometry& g = view.geometry();
-    const auto ranked = [&](Order order) {
-      return order == Order::none ? nullptr : std::make_unique<Ranking>(tree_leaves(g), order);
-    };
-    if (g.remover == Remover::proportional) removal_ = std::make_unique<Removal>(view);
-    to_sample_ = ranked(order_of(g.sampler));
-    to_remove_ = ranked(order_of(g.remover));
-    followed_ = removal_ || to_sample_ || to_remove_;
-  }
+        decay_(view.geometry()),
+        selectors_(view) {}
 
   static constexpr double kNoItem = -0.0;  // a leaf: adds nothing, and differs from an item of priority zero
 
@@ -79,7 +70,7 @@ class Store {
     } else {
       tree.set(leaf, value);
     }
-    if (followed_) follow(leaf, value);
+    if (selectors_.any()) selectors_.set(leaf, value);
   }
 
   // Changes of rows that were complete: how many there were, and the last of a slot.
@@ -91,7 +82,7 @@ class Store {
   }
 
   // lifo, max- and min-heap: the first `n` leaves in the sampler's order.
-  void first(size_t n, std::vector<uint32_t>& leaves) { to_sample_->first(n, leaves); }
+  void first(size_t n, std::vector<uint32_t>& leaves) { selectors_.first(n, leaves); }
 
   // The leaf of a key's item, or -1: it has gone.
   int64_t leaf_of(uint64_t key) const {
@@ -142,29 +133,12 @@ class Store {
     const int64_t found = outbox_->ready(now, linger);
     if (found < 0) return false;
     const uint32_t s = uint32_t(found);
-    const Geometry& g = view_.geometry();
-    SlotMeta& meta = view_.meta(s);
-    const double* staged = view_.staged(s);
-    uint32_t first = meta.consumed.load(std::memory_order_relaxed), to = slots[s].visible;
-    while (first < to && !(staged[first] >= 0.0)) ++first;
-    while (to > first && !(staged[to - 1] >= 0.0)) --to;
-    if (first >= to) throw DamagedState();
-    const uint64_t repeated = chunk_bytes(view_, uint64_t(g.behind) + g.ahead, 0, 0);
-    const uint64_t fit = most > repeated ? (most - repeated) / chunk_bytes(view_, 1, 1, 1) : 0;
-    if (to - first > std::clamp<uint64_t>(fit, 1, 65535)) {
-      to = first + uint32_t(std::clamp<uint64_t>(fit, 1, 65535));
-      while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
-    }
-    chunk = describe_chunk(view_, s, first, to);
-    while (g.blocks > 0 && chunk.bytes > most && chunk.items > 1) {  // its ragged values are longer than that
-      to = first + std::max(1u, (to - first) / 2);
-      while (to > first + 1 && !(staged[to - 1] >= 0.0)) --to;
-      chunk = describe_chunk(view_, s, first, to);
-    }
-    if (chunk.items > slots[s].items) throw DamagedState();
+    std::atomic<uint32_t>& consumed = view_.meta(s).consumed;
+    chunk = first_chunk(view_, s, consumed.load(std::memory_order_relaxed), slots[s].visible, most);
+    if (chunk.items == 0 || chunk.items > slots[s].items) throw DamagedState();
     uint8_t* out = body(chunk.bytes);
     if (out == nullptr) return false;  // not this time
-    meta.consumed.store(to, std::memory_order_release);
+    consumed.store(chunk.first + chunk.positions, std::memory_order_release);
     write_chunk(view_, s, chunk, out);
     slots[s].items -= chunk.items;
     items_ -= chunk.items;
@@ -179,15 +153,12 @@ class Store {
   void trim(uint64_t to) {
     const Geometry& g = view_.geometry();
     if (g.sampler == Sampler::fifo) return;
-    if (removal_) {
+    if (selectors_.remove_items()) {
       while (items_ > to) {
-        removal_->draw(size_t(items_ - to), removal_rng, drawn_);
-        if (drawn_.empty()) return;
+        selectors_.to_remove(size_t(items_ - to), removal_rng, drawn_);
+        if (drawn_.empty()) break;
         for (const uint32_t leaf : drawn_) remove(leaf);
       }
-    } else if (to_remove_) {
-      if (items_ > to) to_remove_->first(size_t(items_ - to), drawn_);
-      for (size_t i = 0; items_ > to && i < drawn_.size(); ++i) remove(drawn_[i]);
     } else {
       while (items_ > to && evict_oldest()) {}
     }
@@ -222,7 +193,7 @@ class Store {
         mine.items += item && p >= consumed;
         if (!item) leaves[p] = kNoItem;
         if (item && (g.sampler == Sampler::fifo || !(leaves[p] >= 0.0 && leaves[p] <= kLargestPriority))) leaves[p] = 0.0;
-        if (removal_) removal_->set(size_t(s) * g.leaves + p, priority_at(s, p));
+        selectors_.set_mass(size_t(s) * g.leaves + p, priority_at(s, p));
         if (decay_.active() && item) {
           double& youth = view_.youths(s)[p];
           youth = Decay::sound(youth);
@@ -255,11 +226,8 @@ class Store {
   }
   // Items that a predecessor had absorbed and not given out, where their order counts.
   void requeue(uint32_t s) {
-    for (uint32_t p = 0; p < slots[s].visible && (to_sample_ || to_remove_); ++p) {
-      const size_t leaf = size_t(s) * view_.geometry().leaves + p;
-      if (to_sample_) to_sample_->set(leaf, priority_at(s, p));
-      if (to_remove_) to_remove_->set(leaf, priority_at(s, p));
-    }
+    for (uint32_t p = 0; p < slots[s].visible && selectors_.any(); ++p)
+      selectors_.set_rank(size_t(s) * view_.geometry().leaves + p, priority_at(s, p));
     if (view_.geometry().sampler != Sampler::fifo) return;
     const uint32_t consumed = view_.meta(s).consumed.load(std::memory_order_acquire);
     if (consumed < slots[s].visible) queue_.push(view_, s, consumed, slots[s].visible);
@@ -279,7 +247,7 @@ class Store {
     APEXRL_POINT();
     if (outbox_) {  // nobody asks for its items by key: their leaves are not read
       for (uint32_t p = mine.visible; p < count; ++p) items += staged[p] >= 0.0;
-    } else if (!fifo && !ages && !followed_) {
+    } else if (!fifo && !ages && !selectors_.any()) {
       for (uint32_t p = mine.visible; p < count; ++p) {
         const bool item = staged[p] >= 0.0;
         leaves[p] = item ? std::min(staged[p], kLargestPriority) : kNoItem;
@@ -372,7 +340,7 @@ class Store {
       std::fill_n(view_.leaves(s), mine.visible, 0.0);
       tree.touch(leaf, leaf + mine.visible);
     }
-    for (uint32_t p = 0; p < mine.visible && followed_; ++p) follow(leaf + p, kNoItem);
+    for (uint32_t p = 0; p < mine.visible && selectors_.any(); ++p) selectors_.set(leaf + p, kNoItem);
     mine.visible = mine.items = 0;
     mine.order = 0;
     free.push_back(s);
@@ -395,12 +363,6 @@ class Store {
  private:
   Header& header() const { return view_.header(); }
 
-  // Tells removers and orders of an item's priority; negative zero: it has gone.
-  void follow(size_t leaf, double value) {
-    if (removal_) removal_->set(leaf, value);
-    if (to_sample_) to_sample_->set(leaf, value);
-    if (to_remove_) to_remove_->set(leaf, value);
-  }
   // An item's priority without its age; negative zero: there is none.
   double priority_at(uint32_t s, uint32_t p) const {
     const double leaf = view_.leaves(s)[p];
@@ -435,16 +397,14 @@ class Store {
 
   View view_;
   Decay decay_;
+  Selectors selectors_;
   uint64_t number_ = 0;   // items taken in
   uint64_t pending_ = 0;  // published items that read() found, and that are not taken in
   std::deque<std::pair<uint32_t, uint64_t>> committed_;  // slot and order, oldest first; stale where the order differs
   Queue queue_;                                          // fifo sampler
   std::unique_ptr<Outbox> outbox_;                       // … in its place, where chunks go to another host
-  std::unique_ptr<Removal> removal_;                     // proportional remover
-  std::unique_ptr<Ranking> to_sample_, to_remove_;       // lifo, max- and min-heap, as sampler and as remover
   std::vector<uint64_t> rewritten_;                      // per slot; empty: nothing was changed
   uint64_t rewrites_ = 0;
-  bool followed_ = false;                                // one of these three is there
   std::vector<uint32_t> drawn_;
   std::vector<uint32_t> emptied_;  // released slots that may have blocks of ragged values
   std::vector<uint32_t> scratch_;

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -349,7 +349,8 @@ def test_a_relay_that_sends_something_else_is_cut_off_with_the_reason(
     peer = enter(
         there.gateway.address, TOKEN, SECONDS, run="", member="m", worker=1, generation=1 << LEASE_BITS, schema=schema
     )
-    peer.send(kind, head=head, body=body)
+    with suppress(ConnectionError):  # it may be cut off before all is sent
+        peer.send(kind, head=head, body=body)
     until(lambda: there.told)
     assert why in there.told[0]
     assert not there.servers[0].waiting
