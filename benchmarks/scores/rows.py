@@ -144,6 +144,7 @@ ROWS = [
         published=(Published("rl-zoo PPO", ((100_000_000, 122.4),), ZOO),),
     ),
     Row(f"{ENVS}SmallCarRacing-v0", "ppo", "impala", 1_000_000, ("--stack", "2")),
+    # Published are steps of dm_control; here a step is an action, which is taken twice: half as many
     *(
         Row(
             f"{ENVS}{task}-v0",

@@ -97,7 +97,7 @@ class PaddedField:
         if content.dtype.kind not in ("biuf" if dtype.kind == "f" else "biu"):
             raise SpecError(f"{self.name} holds {content.dtype}, which cannot be converted to {dtype}")
         if self._start:
-            content = content - self._start
+            content = content - np.int64(self._start)  # of int16 it would wrap
         if self._categories and len(content) and dtype != np.uint8:
             low, high = int(content.min()), int(content.max())
             if low < 0 or high >= self._categories:
@@ -171,7 +171,7 @@ def named_values(spec: EnvSpec, observation: Any) -> dict[str, Any]:
             return {name: value}
         if isinstance(value, Mapping):
             inner: Any = value.items()
-        elif isinstance(value, tuple | list) and name not in wholes:
+        elif isinstance(value, tuple) and name not in wholes:
             inner = enumerate(value)
         else:
             return {name: value}

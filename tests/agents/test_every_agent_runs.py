@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from redis_server import RedisServer
 
 EVERY_RULE = [*(name for name in AGENTS if AGENTS[name].item != "unroll"), "impala", "ppo", "pqn"]
-KINDS = ("dqn", "r2d2", "discrete_sac", "sac", "td3", "bc", "vdn", "impala", "pqn")
-"""Between the agents of one kind a run makes no difference; what they draw is tested in ``test_every_agent``."""
+KINDS = ("dqn", "r2d2", "discrete_sac", "sac", "td3", "crossq", "simba_v2", "iql", "bc", "vdn", "impala", "pqn")
+"""Of those that keep a state of the same kind, one each; what all of them draw is tested in ``test_every_agent``."""
 
 RUN: dict[str, Any] = {
     "serial": True,

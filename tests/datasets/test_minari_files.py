@@ -206,5 +206,5 @@ def test_masks_say_what_may_have_been_done() -> None:
     assert checked(fine, spec, "here").steps == 2
     with pytest.raises(DatasetError, match=r"here: action \[1 2\] of step 0 is one that its mask leaves out"):
         checked(fine._replace(action=fine.action[::-1]), spec, "here")
-    with pytest.raises(DatasetError, match="here: the mask of step 2 masks every alternative of a choice"):
+    with pytest.raises(DatasetError, match="here: the mask behind the last step masks every alternative of a choice"):
         checked(fine._replace(terminated=~ends & ends), spec, "here")

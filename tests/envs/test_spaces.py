@@ -71,6 +71,16 @@ def test_bounds_that_float32_has_not_lie_inside_the_box() -> None:
     np.testing.assert_allclose(spec.high, [0.1, np.inf, np.finfo(np.float32).max], rtol=1e-7)
 
 
+def test_codes_far_above_the_least_do_not_wrap() -> None:
+    space = Box(-30_000, 30_000, (5, 5), np.int16)
+    (leaf,) = observation_leaves(space)
+    seen = flatten_observation([leaf], np.full((1, 5, 5), 20_000, np.int16))["observation"]
+    assert (leaf.field.dtype, leaf.categories, seen.max()) == ("int32", 60_001, 50_000)
+    rows = {"observation": np.zeros((1, 5, 5), np.int32)}
+    leaf.store(np.full((5, 5), 20_000, np.int16), rows, 0)
+    assert rows["observation"].max() == 50_000
+
+
 def test_several_choices_at_once() -> None:
     several = action_spec(MultiDiscrete([2, 3], start=[1, -1]))
     assert (several.shape, several.dtype, several.nvec, several.starts) == ((2,), "int64", (2, 3), (1, -1))

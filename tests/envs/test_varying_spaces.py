@@ -219,12 +219,3 @@ def test_spaces_that_are_refused() -> None:
 def test_multi_discrete_counts_from_its_smallest_start() -> None:
     spec = env_spec(Tuple([MultiDiscrete([2, 5], start=[3, -1])]), Discrete(2))
     assert (spec.starts, spec.categories) == ({"observation/0": -1}, {"observation/0": 6})
-
-
-def test_a_list_is_a_tuple_as_gymnasium_has_it() -> None:
-    spec = env_spec(Tuple([Discrete(3), Tuple([Box(0.0, 1.0, (2,))])]), Discrete(2))
-    found = named_observation(spec, [2, [np.array([0.5, 1.0], np.float32)]])
-    assert {name: value.tolist() for name, value in found.items()} == {
-        "observation/0": [2],
-        "observation/1/0": [[0.5, 1.0]],
-    }

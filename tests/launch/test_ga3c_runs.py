@@ -115,7 +115,7 @@ def test_live_threads_and_workers_are_tuned(tmp_path: Path) -> None:
 
 
 def serial(tmp_path: Path, name: str, **changes: Any) -> tuple[Watcher, dict[str, Any], checkpoint.Checkpoint]:
-    settings = {"serial": True, "name": name, "eval_period_seconds": 0.1, "checkpoint_seconds": 0.15}
+    settings = {"serial": True, "name": name, "eval_period_seconds": 0.1, "checkpoint_seconds": 0.05}
     summary = launch(ga3c(tmp_path, StopConfig(env_steps=1100), **settings, **changes), [watcher := Watcher()])
     found = checkpoint.load_latest(watcher.folder / "checkpoints")
     assert found is not None

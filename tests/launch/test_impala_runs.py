@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "actors": 2,
     "envs_per_actor": 4,
     "env_timeout": 30.0,
-    "checkpoint_seconds": 0.5,
+    "checkpoint_seconds": 0.05,
     "eval_episodes": 4,
     "eval_envs": 2,
     "eval_period_seconds": 0.5,

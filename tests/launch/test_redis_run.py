@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from recording_observer import small
 
@@ -30,6 +32,7 @@ from apexrl.links.redis.run_listing import look
 from apexrl.links.redis.run_record import LearnerLease, RunRecord, find_run
 from apexrl.links.redis.server import Server
 from apexrl.links.tcp.gateway_messages import Record
+from apexrl.run.spec_json import spec_to_json
 from apexrl.spec import ActionSpec, EnvSpec, Field
 from apexrl.topologies import Probe, topology
 from apexrl.topologies.host_cut import with_slots
@@ -121,6 +124,18 @@ def test_another_environment_or_agent_is_refused_by_host_and_difference(
         compare(record, seen, small(tmp_path))
     assert f"on host {os.uname().nodename} CartPole-v1 is not what it is on the learner's host" in str(caught.value)
     assert f"here: apexrl {__version__}" in str(caught.value)
+
+
+def test_bounds_may_differ_by_what_releases_round(tmp_path: Path) -> None:
+    def bounded(most: float) -> Probe:
+        bounds = {"low": np.full(2, -1.0, np.float32), "high": np.full(2, most, np.float32)}
+        return replace(PROBE, spec=replace(PROBE.spec, action=ActionSpec(shape=(2,), dtype="float32", **bounds)))
+
+    before = np.nextafter(np.float32(0.1), np.float32(0.0))
+    record = msgspec.structs.replace(a_record(small(tmp_path)), spec=spec_to_json(bounded(0.1).spec))
+    compare(record, bounded(float(before)), small(tmp_path))
+    with pytest.raises(ConfigError, match=r"environment\.action\.high"):
+        compare(record, bounded(0.1001), small(tmp_path))
 
 
 def test_a_resumed_run_is_the_same_on_the_server(tmp_path: Path) -> None:

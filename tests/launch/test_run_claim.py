@@ -31,6 +31,11 @@ from new_folders import new_folder
 ENDLESS = StopConfig(env_steps=0)
 
 
+@pytest.fixture
+def no_pictures() -> None:
+    """Here they are looked for."""
+
+
 def command(config: Config, tmp_path: Path, *words: str) -> subprocess.Popen[bytes]:
     """``apexrl train FILE --name run`` with these settings, in a process of its own."""
     file = tmp_path / "given.toml"

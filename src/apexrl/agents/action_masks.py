@@ -170,8 +170,8 @@ class MaskedActions:
 
 
 def _masked(outputs: Tensor, possible: Tensor) -> Tensor:
-    """Outputs, ``LEAST`` where not ``possible``. The sum has the quicker gradient, the choice is quicker where there is
-    none."""
+    """Outputs, ``LEAST`` where not ``possible``. The sum has the quicker gradient, which also reaches outputs that are
+    not possible; the choice is quicker where there is none."""
     if outputs.requires_grad:
         return outputs + _lacks(possible)
     return torch.where(possible, outputs, _LEAST_ON_CPU if possible.is_cpu else LEAST)

@@ -14,6 +14,8 @@ LOG_PROB = "log_prob"
 """Entry of a Minari episode's ``infos``, float [T]: the log-probability, or log-density, with which the recorded policy
 chose each action, where that is known."""
 
+_MEND = "mend the dataset, or leave the episode out"
+
 
 class Episode(NamedTuple):
     """T steps of one episode, and the observation behind the last one."""
@@ -93,7 +95,7 @@ def _check_finite(values: Array, what: str) -> None:
     fine = np.isfinite(values)
     if not fine.all():
         step = int(np.argwhere(~fine)[0][0])
-        raise DatasetError(f"{what} of step {step} is NaN or infinite: mend the dataset, or leave the episode out")
+        raise DatasetError(f"{what} of step {step} is NaN or infinite: {_MEND}")
 
 
 def _check_categories(values: Any, spec: EnvSpec, name: str, where: str) -> None:
@@ -103,7 +105,7 @@ def _check_categories(values: Any, spec: EnvSpec, name: str, where: str) -> None
         place = tuple(np.argwhere(wrong)[0])
         raise DatasetError(
             f"{where}: {name} of step {place[0]} holds {values[place] + first}, and its space {first} to "
-            f"{first + count - 1}"
+            f"{first + count - 1}: {_MEND}"
         )
 
 
@@ -114,9 +116,14 @@ def _check_masks(episode: Episode, spec: EnvSpec, where: str) -> None:
     some[-1] |= episode.terminated[-1]
     if not some.all():
         step = int(np.flatnonzero(~some)[0])
-        raise DatasetError(f"{where}: the mask of step {step} {action.nothing_left}: a mask must leave one")
+        seen = f"of step {step}" if step < steps else "behind the last step"
+        raise DatasetError(
+            f"{where}: the mask {seen} {action.nothing_left}: it must leave one, unless the episode has terminated"
+        )
     firsts = np.cumsum((0, *action.choices[:-1]))
     possible = np.take_along_axis(masks[:-1], episode.action.reshape(steps, -1) + firsts, axis=1).all(axis=1)
     if not possible.all():
         step = int(np.flatnonzero(~possible)[0])
-        raise DatasetError(f"{where}: action {episode.action[step]} of step {step} is one that its mask leaves out")
+        raise DatasetError(
+            f"{where}: action {episode.action[step]} of step {step} is one that its mask leaves out: {_MEND}"
+        )

@@ -72,7 +72,7 @@ class Leaf:
             array = np.asarray(value)
             fits = array.shape == self.field.shape
             if fits:
-                array = array - self.start if self.start else array
+                array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
                 kept[row] = array
         except (TypeError, ValueError) as error:
             raise SpecError(f"{self.name!r} that is no array of {self.field.dtype}: {error}") from error
@@ -91,7 +91,7 @@ class Leaf:
             SpecError: its dtype does not hold one.
         """
         array = np.asarray(values)
-        array = array - self.start if self.start else array
+        array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
         with np.errstate(invalid="ignore"):  # of NaN
             stored = array.astype(self.field.dtype, copy=False)
         if stored is not array and stored.dtype.kind in "iu" and (stored != array).any():
@@ -171,6 +171,7 @@ def _walk(space: gym.Space[Any], path: tuple[str | int, ...], limit: LengthLimit
         case gym.spaces.Box():
             dtype = "float32" if space.dtype == np.float64 else str(space.dtype)
             start, categories = _codes(space)
+            dtype = "int32" if categories - 1 > np.iinfo("int16").max and space.dtype == np.int16 else dtype
             try:
                 return [Leaf(name, path, Field(space.shape, dtype), start, categories)]
             except SpecError as error:

@@ -147,7 +147,7 @@ class LoadedAgent:
                 raise SpecError(f"{name} has shape {value.shape}; one is {field.shape}, a batch [B, *{field.shape}]")
             batched.add(not one)
             start = self.spec.starts.get(name, 0)
-            value = value - start if start else value
+            value = value - np.int64(start) if start else value
             with np.errstate(invalid="ignore"):  # of NaN
                 arrays[name] = stored = value.astype(field.dtype, copy=False)
             if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,9 +45,18 @@ def first_difference(ours: Any, theirs: Any, where: str = "") -> str | None:
             if found is not None:
                 return found
         return None
-    if ours == theirs:
+    if _alike(ours, theirs):
         return None
     return f"{where}: {str(ours)[:200]} here, {str(theirs)[:200]} there"
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Whether they are equal, numbers to six digits: since 0.3 bounds of actions are rounded otherwise."""
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return bool(ours == theirs)
 
 
 def open_to_hosts(config: Config, flag: str, name: str = "") -> Config:
