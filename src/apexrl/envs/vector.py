@@ -184,8 +184,8 @@ class VectorEnv:
 
     def _look(self, masks: Array, unread: Bools, truncated: Bools | None = None, which: Which = None) -> None:
         """Refuse a mask [R, n] that leaves nothing of a choice, where it is not ``unread`` [R]."""
-        # That takes a run of zeros. Between a network's passes caches are cold: to search for one takes half the time
-        # of a reduction.
+        # That takes a run of zeros. Between a network's passes caches are cold, and a search for one takes 4.7 µs where
+        # a reduction takes 5.6 (docs/results/action-masks.md).
         if masks.nbytes <= _FEW_BYTES and self._nothing not in masks.tobytes():
             return
         some = self.spec.action.possible_in(masks) | unread
