@@ -6,7 +6,8 @@ PRESET ?= cartpole
 ARGS ?=
 PEERS ?= cpprb==11.0.0 tianshou==2.0.1 stable-baselines3
 BIN := $(VENV)/bin
-PIP := MAKEFLAGS= $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Python compiles a module at its first import; pip would compile 20,000 that nobody imports, for a minute.
+PIP := MAKEFLAGS= $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(wildcard native/*.h native/*.cc native/vendor/*)
 CORE := native/power.cc native/compression.cc
 
@@ -57,8 +58,8 @@ contracts: $(VENV)/.dev
 collected: $(VENV)/.dev
 	@$(BIN)/python -m pytest --collect-only -qq $(SELECTED) > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; false; }
 
-# Tests start hundreds of processes; without compiled files each would compile the package again.
-test test-long test-ray test-envpool test-object-store test-trackers check collected: export PYTHONDONTWRITEBYTECODE :=
+# Runs and tests start many processes; without compiled files each would compile what it imports again.
+train test test-long test-ray test-envpool test-object-store test-trackers check collected: export PYTHONDONTWRITEBYTECODE :=
 
 SELECTED := -m 'not cluster and not long and not envpool and not object_store'
 
