@@ -5,8 +5,15 @@ from __future__ import annotations
 from apexrl.agents import AGENTS
 
 CELLS = ("apex:double_dqn", "seed:discrete_sac", "impala:ppo", "sample_factory:appo")
-KINDS = {"without": "nowhere", "with": "key"}
-"""Where masks are told (``apexrl.envs.toy.Doors``)."""
+KINDS = ("without", "with")
+WAYS = ("key", "info", "method")
+"""In which masks are told (``apexrl.envs.toy.Doors``)."""
+
+
+def doors(kind: str, way: str) -> list[str]:
+    """Flags of the environment; of a kind that is in ``KINDS``."""
+    told = way if kind == "with" else "nowhere"
+    return ["--env", "apexrl.envs.toy:Doors-v0", "--env-kwargs", "told", told]
 
 
 def flags(cell: str) -> list[str]:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lib import report, runs
-from benchmarks.masks.cells import CELLS, KINDS, flags
+from benchmarks.masks.cells import CELLS, KINDS, WAYS, doors, flags
 
 
 def rate(cell: str, env: list[str], seconds: float, name: str, python: str) -> float:
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=CELLS, metavar="TOPOLOGY:AGENT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
+    parser.add_argument("--told", choices=WAYS, default="key", help="where the environment says its masks")
     parser.add_argument("--before", help="Python with an older apexrl, to compare runs without masks with")
     options = parser.parse_args()
     rows, raw = [], dict[str, Any]()
@@ -38,8 +39,7 @@ def main() -> None:
         for turn in range(options.rounds):
             kinds = list({"before": options.before, "now": None} if options.before else KINDS)
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
-                told = ["--env-kwargs", "told", KINDS[kind]] if kind in KINDS else []
-                env = ["--env", "CartPole-v1" if options.before else "apexrl.envs.toy:Doors-v0", *told]
+                env = doors(kind, options.told) if kind in KINDS else ["--env", "CartPole-v1"]
                 python = options.before if kind == "before" else sys.executable
                 found.setdefault(kind, []).append(rate(cell, env, options.seconds, f"masks-cost-{kind}", python))
         first, second = found

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lib import report
-from benchmarks.masks.cells import CELLS, KINDS, flags
+from benchmarks.masks.cells import CELLS, KINDS, WAYS, doors, flags
 
 STEPS = dict(zip(CELLS, (3500, 2600, 7000, 9000), strict=True))
 FIRST = 1500
@@ -55,26 +55,26 @@ def together(commands: dict[str, list[str]], turn: float) -> dict[str, float]:
     return found
 
 
-def commands(cell: str, before: str | None) -> dict[str, list[str]]:
+def commands(cell: str, before: str | None, way: str) -> dict[str, list[str]]:
     """What each kind of run is called by."""
     start = [str(CHILD), str(FIRST), str(STEPS[cell]), "--", *flags(cell), "--seed", "1"]
     if before:
         env = ["--env", "CartPole-v1"]
         return {kind: [python, *start, *env] for kind, python in (("before", before), ("now", sys.executable))}
-    env = ["--env", "apexrl.envs.toy:Doors-v0", "--env-kwargs", "told"]
-    return {kind: [sys.executable, *start, *env, told] for kind, told in KINDS.items()}
+    return {kind: [sys.executable, *start, *doors(kind, way)] for kind in KINDS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=list(STEPS), choices=STEPS, metavar="TOPOLOGY:AGENT")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--told", choices=WAYS, default="key", help="where the environment says its masks")
     parser.add_argument("--turn", type=float, default=0.06, help="seconds")
     parser.add_argument("--before", help="Python with an older apexrl, to compare runs without masks with")
     options = parser.parse_args()
     rows, raw = [], dict[str, Any]()
     for cell in options.cells:
-        rounds = [together(commands(cell, options.before), options.turn) for _ in range(options.rounds)]
+        rounds = [together(commands(cell, options.before, options.told), options.turn) for _ in range(options.rounds)]
         first, second = rounds[0]
         ratios = [one[first] / one[second] for one in rounds]
         times = (f"{median(one[kind] for one in rounds):.1f}" for kind in (first, second))
