@@ -13,7 +13,7 @@ from apexrl.agents.dqn import DQN
 from apexrl.config import AgentConfig, LearnerConfig
 from apexrl.errors import AgentError, ConfigError, EnvError, WorkerError
 from apexrl.launch import launch, local_run
-from apexrl.launch.probe import large_image, probe, probe_answer, probe_work, revive
+from apexrl.launch.probe import large_network, probe, probe_answer, probe_work, revive
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -53,16 +53,19 @@ def test_bounds_of_a_box_of_actions_survive() -> None:
     assert again.stack == 2
 
 
-def test_a_large_network_of_large_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_of_large_networks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"observation/v": Field((3,), "float32"), "observation/camera": Field((480, 640, 3), "uint8")}
     seen = Probe(EnvSpec(fields, ActionSpec(n=2)), {}, 557_000_000)
-    assert large_image(seen).startswith("images of 480 × 640 × 3 make a network of 139 million weights (531.2 MiB)")
-    assert not large_image(replace(seen, weights_nbytes=40_000_000))
+    assert large_network(seen).startswith("images of 480 × 640 × 3 make a network of 139 million weights (531.2 MiB)")
+    assert not large_network(replace(seen, weights_nbytes=40_000_000))
     fields["observation/camera"] = Field((84, 84, 4), "uint8")
-    assert not large_image(seen)  # then it is --hidden
-    monkeypatch.setattr(local_run, "large_image", lambda seen: "images are large")
+    assert not large_network(seen)  # then it is --hidden
+    states = EnvSpec({"observation": Field((), "int64")}, ActionSpec(n=2), categories={"observation": 10**7})
+    text = "10,000,000 possible values of an observation, each with weights of its own, make a network of 139 million"
+    assert large_network(replace(seen, spec=states)).startswith(text)
+    monkeypatch.setattr(local_run, "large_network", lambda seen: "they are large")
     launch(replace(small(tmp_path), serial=True), [watcher := Watcher()])
-    assert "images are large" in watcher.texts
+    assert "they are large" in watcher.texts
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from apexrl.launch import run_claim
 from apexrl.launch.first_steps import try_first_steps
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.probe import large_image, probe_learner
+from apexrl.launch.probe import large_network, probe_learner
 from apexrl.launch.resumed_from import Base, base_of
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
@@ -161,7 +161,7 @@ def record(
             ledger.check()
             if claim.lock.trouble:
                 ledger.tell(claim.lock.trouble, "warning")
-            if claim.begins and (text := large_image(seen)):
+            if claim.begins and (text := large_network(seen)):
                 ledger.tell(text, "warning")
             if not claim.begins:
                 ledger.note("config.toml", lambda: folder.record_config(config))

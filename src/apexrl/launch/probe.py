@@ -21,6 +21,8 @@ from apexrl.topologies.program import OPTIONAL, Probe
 
 _LARGE_IMAGE: Final = 1 << 15
 """Numbers of an image: height × width × channels."""
+_MANY_VALUES: Final = 1 << 16
+"""Of one category."""
 _LARGE_NBYTES: Final = 1 << 26
 """Of weights."""
 
@@ -71,16 +73,24 @@ def probe(config: Config) -> Probe:
         env.close()
 
 
-def large_image(seen: Probe) -> str:
-    """What to say of images that make a large network; empty: nothing."""
+def large_network(seen: Probe) -> str:
+    """What to say of images or categories that make a large network; empty: nothing."""
+    if seen.weights_nbytes <= _LARGE_NBYTES:
+        return ""
     shapes = [field.shape for name, field in seen.spec.observation.items() if seen.spec.is_image(name)]
     shape = max(shapes, key=math.prod, default=())
-    if math.prod(shape) <= _LARGE_IMAGE or seen.weights_nbytes <= _LARGE_NBYTES:
+    values = max(seen.spec.categories.values(), default=0)
+    if math.prod(shape) > _LARGE_IMAGE:
+        what = f"images of {' × '.join(map(str, shape))} make"
+        remedy = "smaller ones, as by gymnasium.wrappers.ResizeObservation(env, (84, 84))"
+    elif values > _MANY_VALUES:
+        what = f"{values:,} possible values of an observation, each with weights of its own, make"
+        remedy = "the parts that a value stands for, as by MultiDiscrete, or numbers in a Box"
+    else:
         return ""
     return (
-        f"images of {' × '.join(map(str, shape))} make a network of {seen.weights_nbytes / 4e6:,.0f} million weights "
-        f"({size(seen.weights_nbytes)}), which is slow: let the environment show smaller ones, as by "
-        "gymnasium.wrappers.ResizeObservation(env, (84, 84))"
+        f"{what} a network of {seen.weights_nbytes / 4e6:,.0f} million weights ({size(seen.weights_nbytes)}), which is "
+        f"slow: let the environment show {remedy}"
     )
 
 
