@@ -189,13 +189,13 @@ def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     assert in_ga3c["batch_size"] == in_ga3c["training_min_batch"] == in_ga3c["actors"] * in_ga3c["envs_per_actor"]
 
 
-def test_targets_follow_sooner_where_observations_are_categories() -> None:
-    def period(agent: str, seen: str) -> int:
-        found: int = default_settings.default_settings(agent, "apex", facts(seen=seen))["target_period_updates"]
-        return found
+def test_targets_follow_sooner_and_look_a_step_ahead_where_observations_are_categories() -> None:
+    def found(agent: str, seen: str) -> tuple[int, int]:
+        values = default_settings.default_settings(agent, "apex", facts(seen=seen))
+        return values["target_period_updates"], values["n_step"]
 
-    assert [period("dqn", seen) for seen in ("vector", "categories", "small image")] == [500, 100, 1_000]
-    assert period("munchausen_dqn", "categories") == 100
+    assert [found("dqn", seen) for seen in ("vector", "categories", "small image")] == [(500, 3), (100, 1), (1_000, 3)]
+    assert found("munchausen_dqn", "categories") == (100, 1)
 
 
 def test_ppo_and_appo_look_less_far_ahead_where_episodes_of_boxes_are_short() -> None:

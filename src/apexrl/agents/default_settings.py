@@ -29,7 +29,7 @@ from apexrl.config.settings import names_of
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 _RANDOM_EPISODES = 3
 _CATEGORIES_PERIOD = 100
-"""Updates between copies of the target where observations are categories alone. Values travel n steps a copy: with 500,
+"""Updates between copies of the target where observations are categories alone. Values travel a step a copy: with 500,
 52 episodes of CliffWalking's first 40,000 steps reached the goal, with 100 there were 464."""
 _REPLAY_BYTES = 2 << 30  # most memory of a replay's observations
 
@@ -249,6 +249,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         found["exploration_steps"] = min(found["exploration_steps"], env_steps // 4)
     if facts.categorical and _of_family(agent, facts) is _Q_VECTORS:
         found["target_period_updates"] = min(found["target_period_updates"], _CATEGORIES_PERIOD)
+        found["n_step"] = 1  # of three, explored steps are a part: the greedy way keeps away from CliffWalking's cliff
     if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
         found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])
     return found
