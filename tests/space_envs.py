@@ -80,17 +80,16 @@ class Bag(Shows):
 
 
 class Linked(Shows):
-    """The kind of the node that node 0 has an edge to."""
+    """The kind of the node that node 0 has an edge to. Nodes are of every kind: without edges nothing is known."""
 
     observation_space = Graph(Box(0.0, 1.0, (4,)), Discrete(2))
 
     def shown(self, secret: int) -> Any:
-        count = int(self.np_random.integers(2, 5))
-        kinds = self.np_random.integers(3, size=count)
-        to = int(self.np_random.integers(1, count))
-        kinds[to] = secret
-        nodes = np.zeros((count, 4), np.float32)
-        nodes[np.arange(count), kinds] = 1.0
+        more = self.np_random.integers(3, size=int(self.np_random.integers(2)))
+        kinds = self.np_random.permutation([*range(3), *more])
+        to = 1 + int(np.argmax(kinds == secret))
+        nodes = np.zeros((1 + len(kinds), 4), np.float32)
+        nodes[1 + np.arange(len(kinds)), kinds] = 1.0
         nodes[0, 3] = 1.0
         return GraphInstance(nodes, np.zeros(1, np.int64), np.array([[0, to]], np.int64))
 

@@ -56,6 +56,8 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Bag, "discrete_sac", "seed", {**SOFT, "env_steps": 3_000}, 6.0),
         (Mixed, "double_dqn", "apex", Q, 6.0),
         (Linked, "dueling_dqn", "seed", Q, 6.0),
+        (Linked, "sac", "apex", {**DIAL, "env_steps": 1_000}, 6.0),
+        (Linked, "sac", "seed", {**DIAL, "env_steps": 1_000}, 6.0),
         (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
