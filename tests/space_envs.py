@@ -132,6 +132,18 @@ class Mixed(Shows):
         return {"image": image, "code": np.array([self.np_random.integers(1, 5), (secret - lit) % 3 + 1])}
 
 
+class Beside(Mixed):
+    """The code is the first of three numbers, and the others are noise."""
+
+    observation_space = Dict(image=Box(0, 255, (12, 12), np.uint8), numbers=Box(-1.0, 1.0, (3,)))
+
+    def shown(self, secret: int) -> Any:
+        seen = super().shown(secret)
+        numbers = self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+        numbers[0] = seen["code"][1] - 2.0
+        return {"image": seen["image"], "numbers": numbers}
+
+
 class Long(Shows):
     """Its sequence grows with every step."""
 

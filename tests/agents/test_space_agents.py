@@ -14,7 +14,7 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import env_spec, make_vector
 from apexrl.evaluation.loaded_agent import LoadedAgent
-from space_envs import STEPS, Bag, Glyphs, Linked, Mixed, Pair, Told
+from space_envs import STEPS, Bag, Beside, Glyphs, Linked, Mixed, Pair, Told
 
 SMALL: dict[str, Any] = {
     "stop_at_return": None,
@@ -58,6 +58,7 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Linked, "dueling_dqn", "seed", Q, 6.0),
         (Linked, "sac", "apex", {**DIAL, "env_steps": 1_000}, 6.0),
         (Linked, "sac", "seed", {**DIAL, "env_steps": 1_000}, 6.0),
+        (Beside, "sac", "apex", DIAL, 6.0),
         (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
