@@ -29,6 +29,8 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("gorila", "dqn"): DQN,
     ("apex", "sac"): SAC,
     ("seed", "sac"): SAC,
+    ("apex", "discrete_sac"): SAC,
+    ("seed", "discrete_sac"): SAC,
     ("offline", "bc"): ALONE,
     ("offline", "discrete_cql"): ALONE,
     ("offline", "cql"): {**ALONE, "policy_learning_rate": 3e-3, "polyak": 0.02, "conservative_actions": 4},
@@ -36,7 +38,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("offline", "td3_bc"): {**ALONE, "cloned_value_weight": 0.5, "polyak": 0.02, "policy_period_updates": 1},
 }
 QUICK = [("apex", "dueling_dqn"), ("offline", "iql")]
-CHOICES = ("dueling_dqn", "dqn", "discrete_cql")
+CHOICES = ("dueling_dqn", "dqn", "discrete_cql", "discrete_sac")
 
 
 @pytest.fixture(scope="module")
