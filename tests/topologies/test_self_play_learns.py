@@ -41,6 +41,9 @@ BOARD: dict[str, Any] = {
 }  # fmt: skip
 RISES: dict[tuple[str, str], dict[str, Any]] = {
     ("apex", "dueling_dqn"): {"env_steps": 6_000, "learning_rate": 1e-3, "target_period_updates": 100},
+    ("apex", "discrete_sac"): {
+        "env_steps": 10_000, "learning_rate": 1e-3, "updates_per_step": 0.5, "temperature": 0.05,
+    },
     ("sample_factory", "appo"): {
         "env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03, "batch_size": 16,
     },
