@@ -120,6 +120,18 @@ class Glyphs(Shows):
         }
 
 
+class Level(Shows):
+    """Glyphs and statistics, which agents of NetHack look at most: a row of the map and the first number name it."""
+
+    observation_space = Dict(glyphs=Box(0, 5976, (9, 12), np.int16), blstats=Box(-(2**31), 2**31 - 1, (5,), np.int64))
+
+    def shown(self, secret: int) -> Any:
+        first = int(self.np_random.integers(3))
+        glyphs = np.full((9, 12), 2359, np.int16)
+        glyphs[self.np_random.integers(9)] = (300, 301, 5976)[first]
+        return {"glyphs": glyphs, "blstats": np.array([(secret - first) % 3, *self.np_random.integers(3, size=4)])}
+
+
 class Mixed(Shows):
     """An image and several numbers in one: the lit third and the second number together name it."""
 

@@ -14,7 +14,7 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import env_spec, make_vector
 from apexrl.evaluation.loaded_agent import LoadedAgent
-from space_envs import STEPS, Bag, Beside, Glyphs, Linked, Mixed, Pair, Told
+from space_envs import STEPS, Bag, Beside, Glyphs, Level, Linked, Mixed, Pair, Told
 
 SMALL: dict[str, Any] = {
     "stop_at_return": None,
@@ -35,6 +35,8 @@ Q: dict[str, Any] = {
     "gamma": 0.0,
 }
 SOFT: dict[str, Any] = {name: value for name, value in Q.items() if name != "target_period_updates"}
+SLOW_POLICY: dict[str, Any] = {**SOFT, "env_steps": 2_500, "policy_learning_rate": 3e-4, "temperature": 0.2}
+"""At the critics' rate the policy is certain of one action before they know the others."""
 SAC: dict[str, Any] = {
     "env_steps": 2_500,
     "min_size": 300,
@@ -59,6 +61,8 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Linked, "sac", "apex", {**DIAL, "env_steps": 1_000}, 6.0),
         (Linked, "sac", "seed", {**DIAL, "env_steps": 1_000}, 6.0),
         (Beside, "sac", "apex", DIAL, 6.0),
+        (Level, "double_dqn", "apex", {**Q, "env_steps": 2_500}, 6.0),
+        (Level, "discrete_sac", "apex", SLOW_POLICY, 6.0),
         (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
