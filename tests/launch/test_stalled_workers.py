@@ -118,7 +118,7 @@ def test_a_starter_that_stands_still_ends_the_run_in_good_order(
     monkeypatch.setattr(Watcher, "message", lambda self, text, *more: (told.add(text), message(self, text, *more))[1])
 
     def act(status: Any) -> None:
-        if not pids and status.env_steps > 10:
+        if not pids and status.env_steps > 10 and all(worker.pid for worker in status.workers):
             pids.extend(worker.pid for worker in status.workers)
             pids.append(starter_of(pids[0]))
             os.kill(pids[-1], signal.SIGSTOP)
@@ -136,7 +136,7 @@ def test_a_starter_that_goes_on_again_is_forgiven(tmp_path: Path, monkeypatch: p
     pids: list[int] = []
 
     def act(status: Any) -> bool:
-        if not pids and status.env_steps > 10:
+        if not pids and status.env_steps > 10 and all(worker.pid for worker in status.workers):
             pids.extend(worker.pid for worker in status.workers)
             pids.append(starter_of(pids[0]))
             os.kill(pids[-1], signal.SIGSTOP)

@@ -249,7 +249,7 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         found["exploration_steps"] = min(found["exploration_steps"], env_steps // 4)
     if facts.categorical and _of_family(agent, facts) is _Q_VECTORS:
         found["target_period_updates"] = min(found["target_period_updates"], _CATEGORIES_PERIOD)
-        found["n_step"] = 1  # of three, explored steps are a part: the greedy way keeps away from CliffWalking's cliff
+        found["n_step"] = 1  # three include explored steps, by which greedy actions kept away from CliffWalking's cliff
     if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
         found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])
     return found
