@@ -102,6 +102,10 @@ def test_what_it_prints_goes_to_the_log_and_is_held_no_longer(stage: Stage, monk
     printed = b"".join(b"%d %s\n" % (n, b"x" * 400_000) for n in range(6))
     assert stage.one._process.stdin is not None
     for n in range(6):
+        line = len(b"%d " % n) + 400_001
+        written = time.monotonic() + 60.0
+        while os.fstat(stage.one._output.fileno()).st_size < stage.one._read + line and time.monotonic() < written:
+            time.sleep(0.01)  # what is written while the file is emptied may be lost
         whole = sum(len(b"%d " % m) + 400_001 for m in range(n + 1))
         assert stage.until(lambda most=whole: len(stage.log) >= most)
         assert os.fstat(stage.one._output.fileno()).st_size <= local_actor_host._OUTPUT_BYTES + 400_003
