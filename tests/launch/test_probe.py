@@ -53,7 +53,7 @@ def test_bounds_of_a_box_of_actions_survive() -> None:
     assert again.stack == 2
 
 
-def test_a_large_network_of_large_networks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_of_large_observations_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"observation/v": Field((3,), "float32"), "observation/camera": Field((480, 640, 3), "uint8")}
     seen = Probe(EnvSpec(fields, ActionSpec(n=2)), {}, 557_000_000)
     assert large_network(seen).startswith("images of 480 × 640 × 3 make a network of 139 million weights (531.2 MiB)")
