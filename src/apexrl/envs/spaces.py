@@ -44,6 +44,14 @@ class Leaf:
         """What is stored of it."""
         return {self.name: self.field} | ({self.name + LENGTH: Field((), "int32")} if self.padded else {})
 
+    def plain(self) -> frozenset[np.dtype[Any]]:
+        """Dtypes of arrays of ``field.shape`` that ``store`` writes as they are; empty: it changes what it writes."""
+        if self.writer is not None or self.start:
+            return frozenset()
+        own = np.dtype(self.field.dtype)
+        also = {"f": ("float32", "float64"), "b": ("bool", "int8", "uint8")}.get(own.kind, ())
+        return frozenset({own, *map(np.dtype, also)})
+
     def of(self, observation: Any) -> Any:
         """Its value in an observation, or its values in a batch."""
         for key in self.path:
