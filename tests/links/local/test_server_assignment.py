@@ -26,17 +26,17 @@ def make(servers: int, workers: int = 1, splits: tuple[int, ...] = SPLITS) -> In
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
-def test_every_seat_is_dealt_to_one_living_server_and_each_has_its_own(case: tuple[int, set[int]]) -> None:
+def test_every_partition_is_dealt_to_one_living_server_and_each_has_its_own(case: tuple[int, set[int]]) -> None:
     servers, alive = case
     assignment = assigned_partitions(sorted(alive), servers)
     assert assignment.keys() == alive
-    assert sorted(seat for some in assignment.values() for seat in some) == list(range(servers))
+    assert sorted(partition for some in assignment.values() for partition in some) == list(range(servers))
     assert all(server in some for server, some in assignment.items())
     counts = [len(some) for some in assignment.values()]
     assert max(counts) - min(counts) <= 1
 
 
-def test_each_server_sees_the_groups_of_its_seats_and_is_woken_by_them() -> None:
+def test_each_server_sees_the_groups_of_its_partitions_and_is_woken_by_them() -> None:
     link = make(2, workers=2, splits=(2, 1))
     servers = [link.server(index) for index in range(2)]
     for index, server in enumerate(servers):
@@ -68,7 +68,7 @@ def test_servers_without_groups_are_refused(servers: int) -> None:
 
 
 def answer_from(link: InferenceLink, index: int, served: Any) -> None:
-    """A server process: counts the groups that it has answered, by seat."""
+    """A server process: counts the groups that it has answered, by partition."""
     assignment, server = ServerAssignment(link, index), link.server(index)
     while True:
         if assignment.update():
@@ -79,7 +79,7 @@ def answer_from(link: InferenceLink, index: int, served: Any) -> None:
         server.wait(0.02)
 
 
-def test_killed_servers_are_stood_in_for_and_come_back_to_their_seats() -> None:
+def test_killed_servers_are_stood_in_for_and_come_back_to_their_partitions() -> None:
     """Real processes. The worker dies if an answer is another's, or if one is made twice."""
     context = multiprocessing.get_context("spawn")
     link = make(2)
@@ -91,7 +91,7 @@ def test_killed_servers_are_stood_in_for_and_come_back_to_their_seats() -> None:
         return process
 
     def grown(*places: int) -> None:
-        """Wait until each of these (server, seat) has answered more."""
+        """Wait until each of these (server, partition) has answered more."""
         goals = {place: served[place] + 20 for place in places}
         deadline = time.monotonic() + 60.0
         while any(served[place] < goal for place, goal in goals.items()):
@@ -102,7 +102,7 @@ def test_killed_servers_are_stood_in_for_and_come_back_to_their_seats() -> None:
     servers = [start(answer_from, index, served) for index in range(2)]
     worker = start(ask_on_and_on, 0, asked)
     try:
-        grown(0, 3)  # each its own seat
+        grown(0, 3)  # each its own partition
         for lost in (0, 1):
             os.kill(servers[lost].pid, signal.SIGKILL)
             servers[lost].join()
