@@ -179,6 +179,7 @@ DROPPED: Final = (
     Metric("messages", "messages of workers for which there was no room"),
     Metric("reports", "what could not be shown or stored of the run (panel, log, exporters, small files)"),
     Metric("checkpoint_writes", "checkpoints that could not be written; each is tried again"),
+    Metric("checkpoint_copies", "attempts to copy a checkpoint to `--checkpoint-url` that failed"),
     Metric("aged_steps", "steps older than `--max-policy-lag`, left out of the loss"),
     Metric("stale_gradients", "gradients older than `--max-gradient-lag`, slice by slice"),
     Metric("lost_gradients", "gradients under way between hosts when a connection or a relay ended, slice by slice"),
