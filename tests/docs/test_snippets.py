@@ -40,7 +40,8 @@ def test_snippets_run(page, tmp_path):
     assert own > 0
     program = tmp_path / f"{page.stem.replace('-', '_')}.py"
     program.write_text("\n".join(lines), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=400)
+    # There, as some leave a run folder.
+    done = subprocess.run([sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
 
 
