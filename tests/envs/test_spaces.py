@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf, Sequence, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf, Sequence, Text, Tuple
 
 from apexrl.client.observations import named_observation
 from apexrl.envs import env_spec, flatten_observation
@@ -79,6 +79,36 @@ def test_codes_far_above_the_least_do_not_wrap() -> None:
     rows = {"observation": np.zeros((1, 5, 5), np.int32)}
     leaf.store(np.full((5, 5), 20_000, np.int16), rows, 0)
     assert rows["observation"].max() == 50_000
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        PIXELS,
+        Box(-1.0, 1.0, (3,), np.float64),
+        Box(-5, 5, (4,), np.int32),
+        Dict(x=Box(-1.0, 1.0, (2, 2), np.float32), action_mask=MultiBinary(5)),
+        Tuple((MultiBinary(5), Discrete(4), MultiDiscrete([3, 4]))),
+    ],
+)
+def test_plain_arrays_written_as_they_are_equal_stored_ones(space: gym.Space[Any]) -> None:
+    rng = np.random.default_rng(0)
+    for leaf in observation_leaves(space):
+        assert np.dtype(leaf.field.dtype) in leaf.plain()
+        for dtype in leaf.plain():
+            value = (3.0 * rng.standard_normal(leaf.field.shape)).astype(dtype)
+            stored, written = (np.zeros((2, *leaf.field.shape), leaf.field.dtype) for _ in range(2))
+            observation: Any = value
+            for key in reversed(leaf.path):
+                observation = {key: observation}
+            leaf.store(observation, {leaf.name: stored}, 1)
+            written[1] = value
+            np.testing.assert_array_equal(stored, written)
+
+
+def test_arrays_that_are_changed_when_stored_are_not_plain() -> None:
+    for space in (Discrete(4, start=2), Text(5), Box(-9, 1000, (3, 3), np.int16)):
+        assert all(not leaf.plain() for leaf in observation_leaves(space))
 
 
 def test_several_choices_at_once() -> None:
