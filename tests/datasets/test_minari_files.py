@@ -14,7 +14,9 @@ from corridor_data import CORRIDOR, corridor_episodes, write_corridor
 from apexrl.datasets.episode import Episode
 from apexrl.datasets.minari_files import Dataset, write
 from apexrl.envs import env_spec
+from apexrl.envs.spaces import flatten_observation, observation_leaves
 from apexrl.errors import DatasetError
+from apexrl.space_values import LengthLimit
 
 
 def same(one: Episode, two: Episode) -> bool:
@@ -84,9 +86,98 @@ def test_nested_observations_images_and_choices_that_begin_elsewhere(tmp_path: P
         Dataset(str(tmp_path / "d")).check_fits(env_spec(space, gym.spaces.Discrete(2)))
 
 
-def test_what_varies_in_length_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="observation varies in length"):
-        write(tmp_path / "d", "a/b-v0", [], gym.spaces.Text(5), gym.spaces.Discrete(2))
+def an_episode(observation: dict[str, Any], action: Any) -> Episode:
+    """Of two steps, the last of which ends it."""
+    ends = np.array([False, True])
+    return Episode(observation, action, np.array([0.5, 1.0], np.float32), ends, np.zeros(2, np.bool_))
+
+
+class Mission(gym.Space[str]):
+    """A space of one's own, as MiniGrid's."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "go to the door"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+def test_texts_are_kept_and_read_by_minari(tmp_path: Path) -> None:
+    import minari
+
+    space = gym.spaces.Dict(said=gym.spaces.Text(6, charset="abü"), mission=Mission())
+    told = {"said": ["", "abü", "üüüüüü"], "mission": ["go to the door", "", "find it"]}
+    leaves = observation_leaves(space, LengthLimit(20))
+    episode = an_episode(flatten_observation(leaves, told), np.array([1, 0]))
+    assert episode.observation["observation/said/length"].tolist() == [0, 4, 12]
+    where = tmp_path / "d"
+    write(where, "a/b-v0", [episode], space, gym.spaces.Discrete(2), limit=LengthLimit(20))
+    dataset = Dataset(str(where))
+    (found,) = dataset
+    assert same(found, episode)
+    dataset.check_fits(env_spec(space, gym.spaces.Discrete(2), limit=LengthLimit(20)))
+    (theirs,) = minari.MinariDataset(where / "data")
+    assert theirs.observations == told
+
+
+def test_keys_with_slashes_become_groups(tmp_path: Path) -> None:
+    box = gym.spaces.Box(-1.0, 1.0, (2,))
+    space = gym.spaces.Dict({"walker/joints/left": box, "walker/height": gym.spaces.Discrete(3, start=1), "touch": box})
+    shown = {"walker/joints/left": np.ones((3, 2), np.float32), "walker/height": np.array([0, 2, 1])}
+    shown |= {"touch": np.zeros((3, 2), np.float32)}
+    episode = an_episode({f"observation/{key}": value for key, value in shown.items()}, np.array([1, 0]))
+    write(tmp_path / "d", "a/b-v0", [episode], space, gym.spaces.Discrete(2))
+    (found,) = Dataset(str(tmp_path / "d"))
+    assert same(found, episode)
+    with pytest.raises(DatasetError, match=r"the key 'walker' of .* begins another key"):
+        clash = gym.spaces.Dict({"walker": box, "walker/height": box})
+        write(tmp_path / "clash", "a/b-v0", [], clash, gym.spaces.Discrete(2))
+
+
+def test_actions_of_several_kinds(tmp_path: Path) -> None:
+    import minari
+
+    shown = gym.spaces.Discrete(2)
+    how = gym.spaces.Dict(far=gym.spaces.Box(-1.0, 1.0, (1, 2), np.float64), sides=gym.spaces.MultiBinary(2))
+    space = gym.spaces.Tuple((how, gym.spaces.Discrete(3, start=-5)))
+    actions = np.array([[1, 0, 2, 0.5, -0.25], [0, 1, 0, 1.0, 0.0]], np.float32)
+    episode = an_episode({"observation": np.array([0, 1, 0])}, actions)
+    where = tmp_path / "d"
+    write(where, "a/b-v0", [episode], shown, space)
+    dataset = Dataset(str(where))
+    (found,) = dataset
+    assert same(found, episode)
+    (theirs,) = minari.MinariDataset(where / "data")
+    assert theirs.actions[1].tolist() == [-3, -5]
+    assert theirs.actions[0]["far"].shape == (2, 1, 2)
+    dataset.check_fits(env_spec(shown, space))
+    with pytest.raises(DatasetError, match=r"actions 2×2×3, 0/far, .* and the environment .*actions 3"):
+        dataset.check_fits(env_spec(shown, gym.spaces.Discrete(3)))
+    with pytest.raises(DatasetError, match=r"action \[.*\] of step 0 is none of the environment's"):
+        write(tmp_path / "e", "a/b-v0", [episode._replace(action=actions + np.float32(1.0))], shown, space)
+    with pytest.raises(DatasetError, match="keys of actions must be without '/'"):
+        write(tmp_path / "e", "a/b-v0", [], shown, gym.spaces.Dict({"a/b": how}))
+
+
+def test_numbers_of_several_boxes(tmp_path: Path) -> None:
+    box = gym.spaces.Box(-1.0, 1.0, (2,))
+    space = gym.spaces.Dict(left=box, right=box)
+    episode = an_episode({"observation": np.array([0, 1, 0])}, np.arange(8, dtype=np.float32).reshape(2, 4) / 8)
+    write(tmp_path / "d", "a/b-v0", [episode], gym.spaces.Discrete(2), space)
+    (found,) = Dataset(str(tmp_path / "d"))
+    assert same(found, episode)
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (gym.spaces.Sequence(gym.spaces.Discrete(2)), "sequence"),
+        (gym.spaces.Graph(gym.spaces.Discrete(2), None), "graph"),
+    ],
+)
+def test_what_minari_has_no_space_of_is_refused(space: Any, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=f"observation is a {kind}, which Minari's files do not hold"):
+        write(tmp_path / "d", "a/b-v0", [], space, gym.spaces.Discrete(2))
 
 
 def test_an_episode_that_stops_in_the_middle_is_truncated() -> None:

@@ -69,8 +69,9 @@ def checked(episode: Episode, spec: EnvSpec, where: str) -> Episode:
         raise DatasetError(f"{where}: an action has shape {episode.action.shape[1:]}, not {action.shape}")
     _check_finite(episode.action, f"{where}: action")
     _check_finite(episode.reward, f"{where}: reward")
-    if not action.box:
-        chosen = episode.action.astype(np.int64, copy=False)
+    if action.choices:
+        columns = episode.action[:, : len(action.nvec)] if action.hybrid else episode.action
+        chosen = columns.astype(np.int64, copy=False)
         wrong = (chosen < 0) | (chosen >= np.array(action.nvec or action.n))
         if wrong.any():
             step = int(np.argwhere(wrong)[0][0])

@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import gymnasium as gym
 import numpy as np
 
 from apexrl.datasets.episode import LOG_PROB, Episode, checked
-from apexrl.envs.spaces import Leaf, env_spec, flatten_observation, observation_leaves
+from apexrl.envs.spaces import LIMIT, Leaf, env_spec, flatten_observation, observation_leaves, sample_of
 from apexrl.errors import ApexrlError, DatasetError, SpecError
 from apexrl.run.atomic_files import replace_text
-from apexrl.spec import Array, EnvSpec
+from apexrl.space_values import LengthLimit
+from apexrl.spec import LENGTH, ActionSpec, Array, EnvSpec
 
 _METADATA = "metadata.json"
 
@@ -46,7 +49,7 @@ class Dataset:
             raise DatasetError(f"dataset {where} cannot be read: {error or type(error).__name__}") from error
         self._leaves = observation_leaves(self._storage.observation_space)
         self.spec: EnvSpec = env_spec(self._storage.observation_space, self._storage.action_space)
-        _check_kinds(self._leaves, self.spec, f"dataset {where}")
+        _check_kinds(self._leaves, f"dataset {where}")
         self.episodes = int(about.get("total_episodes", 0))
         self.steps = int(about.get("total_steps", 0))
         self.metadata: Mapping[str, Any] = about
@@ -96,18 +99,38 @@ class Dataset:
             yield checked(episode, self.spec, where)
 
     def _episode(self, found: Mapping[str, Any]) -> Episode:
-        action = np.asarray(found["actions"])
-        if not self.spec.action.box:
-            action = _whole(action) - np.array(self.spec.action.starts or self.spec.action.start, np.int64)
         log_prob = (found.get("infos") or {}).get(LOG_PROB)
         return Episode(
             flatten_observation(self._leaves, found["observations"]),
-            action.astype(self.spec.action.dtype, copy=False),
+            _stored_actions(found["actions"], self.spec.action),
             np.asarray(found["rewards"], np.float32),
             np.asarray(found["terminations"], np.bool_),
             np.asarray(found["truncations"], np.bool_),
             None if log_prob is None else np.asarray(log_prob, np.float64)[-len(found["rewards"]) :],
         )
+
+
+def _stored_actions(actions: Any, spec: ActionSpec) -> Array:
+    """Actions as a dataset has them, [T, ...] or a tuple or dict of such, as they are stored: [T] or [T, *shape].
+
+    Raises:
+        SpecError: choices that are no whole numbers.
+    """
+    stored: Any
+    if not spec.parts:
+        stored = np.asarray(actions)
+        stored = stored if spec.box else _whole(stored) - np.array(spec.starts or spec.start, np.int64)
+        return cast("Array", stored.astype(spec.dtype, copy=False))
+    columns = []
+    for part in sorted(spec.parts, key=lambda part: not part.choices):
+        value = actions
+        for key in part.path:
+            value = value[key]
+        flat = np.asarray(value).reshape(len(value), -1)
+        columns.append(_whole(flat) if part.choices else flat)
+    stored = np.concatenate(columns, axis=1)
+    stored[:, : len(spec.starts)] -= np.array(spec.starts, stored.dtype)
+    return cast("Array", stored.astype(spec.dtype, copy=False))
 
 
 def _whole(actions: Array) -> Array:
@@ -156,6 +179,7 @@ def write(
     action_space: Any,
     env: str = "",
     about: Mapping[str, Any] | None = None,
+    limit: LengthLimit = LIMIT,
 ) -> tuple[int, int]:
     """Write a dataset in Minari's HDF5 form, images without loss. A folder appears under its name when it is whole.
 
@@ -165,6 +189,7 @@ def write(
         episodes: of these spaces, observations under the names of their ``EnvSpec``.
         env: the environment's specification, as Gymnasium writes it (``EnvSpec.to_json``); empty: left out.
         about: more metadata: author, description …
+        limit: of texts whose space has no greatest length.
 
     Returns:
         How many episodes and steps were written.
@@ -176,8 +201,11 @@ def write(
     if folder.exists():
         raise DatasetError(f"{folder} is there already: say another folder, or remove it")
     minari = _minari()
+    observation_space = _storable(observation_space, limit)
     leaves, spec = observation_leaves(observation_space), env_spec(observation_space, action_space)
-    _check_kinds(leaves, spec, f"dataset {folder}")
+    _check_kinds(leaves, f"dataset {folder}")
+    if any("/" in str(key) for part in spec.action.parts for key in part.path):
+        raise DatasetError(f"dataset {folder}: keys of actions must be without '/': {action_space}")
     half = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
         half.mkdir(parents=True)
@@ -199,12 +227,33 @@ def write(
     return written, steps
 
 
+def _storable(space: gym.Space[Any], limit: LengthLimit) -> gym.Space[Any]:
+    """``space`` as Minari's files have it, with fields of the same names: HDF5 makes groups of a key ``a/b``, so that
+    it becomes ``b`` of a Dict ``a``; and a text of one's own is a ``Text``."""
+    if isinstance(space, gym.spaces.Dict):
+        spaces: dict[str, gym.Space[Any]] = {}
+        below: dict[str, dict[str, gym.Space[Any]]] = {}
+        for key, inner in space.spaces.items():
+            group, slash, rest = key.partition("/")
+            if slash:
+                below.setdefault(group, {})[rest] = inner
+            else:
+                spaces[key] = _storable(inner, limit)
+        if both := below.keys() & spaces.keys():
+            raise DatasetError(f"the key {both.pop()!r} of {space} begins another key, before '/': rename one of them")
+        return gym.spaces.Dict(spaces | {key: _storable(gym.spaces.Dict(of), limit) for key, of in below.items()})
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([_storable(inner, limit) for inner in space.spaces])
+    if type(space).__module__.startswith("gymnasium.") or not isinstance(sample_of(space), str):
+        return space
+    return gym.spaces.Text(limit.length, min_length=0, charset=string.printable)
+
+
 def _buffer(
     minari: _Minari, episode: Episode, leaves: Sequence[Leaf], observation_space: Any, action_space: Any, spec: EnvSpec
 ) -> Any:
     """An episode as Minari takes it: observations nested as the space is, everything in the spaces' own types."""
-    by_path = {leaf.path: episode.observation[leaf.name] + leaf.start if leaf.start else episode.observation[leaf.name]
-               for leaf in leaves}  # fmt: skip
+    by_path = {leaf.path: _values(episode, leaf) for leaf in leaves}
 
     def nested(space: Any, path: tuple[str | int, ...] = ()) -> Any:
         inner = getattr(space, "spaces", None)
@@ -212,11 +261,12 @@ def _buffer(
             return {key: nested(one, (*path, key)) for key, one in inner.items()}
         if inner is not None:
             return tuple(nested(one, (*path, place)) for place, one in enumerate(inner))
-        return by_path[path].astype(space.dtype, copy=False)
+        return by_path[path] if isinstance(space, gym.spaces.Text) else by_path[path].astype(space.dtype, copy=False)
 
+    actions = spec.action.in_form(spec.action.as_counted(episode.action))
     return minari.buffer(
         observations=nested(observation_space),
-        actions=spec.action.as_counted(episode.action).astype(action_space.dtype, copy=False),
+        actions=actions if spec.action.parts else actions.astype(action_space.dtype, copy=False),
         rewards=episode.reward,
         terminations=episode.terminated,
         truncations=episode.truncated,
@@ -224,12 +274,19 @@ def _buffer(
     )
 
 
-def _check_kinds(leaves: Sequence[Leaf], spec: EnvSpec, what: str) -> None:
-    """Raises DatasetError: a value of variable length, or actions in a tuple or dict."""
-    if padded := [leaf.name for leaf in leaves if leaf.padded]:
-        raise DatasetError(f"{what}: {padded[0]} varies in length (a text, sequence or graph), which is not supported")
-    if spec.action.parts:
-        raise DatasetError(f"{what}: its actions are a Tuple or Dict, which is not supported: use one space")
+def _values(episode: Episode, leaf: Leaf) -> Any:
+    """An entry of all observations as the space has it: texts as strings."""
+    stored = episode.observation[leaf.name]
+    if leaf.padded is None:
+        return stored + leaf.start if leaf.start else stored
+    lengths = episode.observation[leaf.name + LENGTH]
+    return [row[:length].tobytes().decode() for row, length in zip(stored, lengths, strict=True)]
+
+
+def _check_kinds(leaves: Sequence[Leaf], what: str) -> None:
+    """Raises DatasetError: a sequence or a graph, of which Minari has no space."""
+    if padded := [leaf.padded for leaf in leaves if leaf.padded and leaf.padded.kind != "text"]:
+        raise DatasetError(f"{what}: {padded[0].of} is a {padded[0].kind}, which Minari's files do not hold")
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
@@ -269,7 +326,11 @@ def described(spec: EnvSpec) -> str:
         for name, field in sorted(spec.observation.items())
     )
     action = spec.action
-    if not action.box:
-        return f"{seen}; actions {'×'.join(map(str, action.nvec or (action.n,)))}"
-    bounds = [np.round(np.asarray(one, np.float64), 4).reshape(-1)[:8].tolist() for one in (action.low, action.high)]
-    return f"{seen}; actions {list(action.shape)} from {bounds[0]} to {bounds[1]}"
+    taken = ["×".join(map(str, action.choices))] if action.choices else []
+    taken += ["/".join(map(str, part.path)) for part in action.parts]  # columns are in their order
+    if action.low is not None:
+        bounds = [
+            np.round(np.asarray(one, np.float64), 4).reshape(-1)[:8].tolist() for one in (action.low, action.high)
+        ]
+        taken.append(f"{list(np.shape(action.low))} from {bounds[0]} to {bounds[1]}")
+    return f"{seen}; actions {', '.join(taken)}"

@@ -187,7 +187,7 @@ def _log_prob(config: Config, loaded: LoadedAgent, chosen: Array, executed: Arra
         return None
     if settings.eval_actions == "sampled":
         return None if settings.eval_epsilon else extras.get(LOG_PROB)
-    if action.box:
+    if action.box or action.hybrid:
         return None
     same = (chosen == executed).reshape(len(chosen), -1).all(axis=1)
     epsilon, count = settings.eval_epsilon, math.prod(action.nvec or (action.n,))
@@ -200,6 +200,7 @@ def _written(
     config: Config, to: Path, name: str, episodes: Iterator[Episode], about: dict[str, Any]
 ) -> tuple[int, int]:
     from apexrl.envs import make_env
+    from apexrl.envs.spaces import length_limit
 
     env = make_env(config.env)
     try:
@@ -212,4 +213,4 @@ def _written(
         told = ""
     plain = str(config.env.env).rpartition(":")[2].rpartition("-v")[0] or "env"
     made = name or f"{plain.replace('/', '-')}/{config.agent.agent}-v0".lower()
-    return write(to, made, episodes, *spaces, told, about)
+    return write(to, made, episodes, *spaces, told, about, length_limit(config.env))

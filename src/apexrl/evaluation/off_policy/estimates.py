@@ -50,6 +50,10 @@ def estimates(
     source.check_fits(loaded.spec)
     if loaded.spec.stack > 1:
         raise ConfigError(f"--stack {loaded.spec.stack}: only agents that see one frame at a time can be estimated")
+    if loaded.spec.action.hybrid:
+        raise ConfigError(
+            f"only agents of one kind of actions can be estimated, and these are {loaded.spec.action.words}"
+        )
     weighing = [name for name in methods if name != FITTED]
     if weighing and loaded.spec.action.box:
         raise ConfigError(
