@@ -41,6 +41,30 @@ def test_a_step_has_what_all_see_do_and_get() -> None:
     assert seen["state"].tolist() == [1, 3]
 
 
+def test_agents_that_see_tuples_and_several_categories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has ended sees the first value of each category."""
+    cards = gym.spaces.MultiDiscrete([5, 10], start=[1, 0])
+    space = gym.spaces.Tuple([gym.spaces.Discrete(9, start=-1), gym.spaces.Dict(cards=cards)])
+    monkeypatch.setattr(agent_toys.Corridors, "observation_space", lambda *_: space)
+    plain = agent_toys.Corridors._seen
+    monkeypatch.setattr(
+        agent_toys.Corridors, "_seen", lambda *of: (int(plain(*of)[0]), {"cards": plain(*of)[1:3].astype(np.int64)})
+    )
+    env = TeamEnv(agent_toys.Corridors({"a": 1, "b": 3}), "corridors", show_last_action=True)
+    env.reset()
+    seen, *_ = env.step(np.array([1, 1]))
+    assert env.observation_space.contains(seen)
+    places, held = seen["agents"]["obs"]
+    assert places.tolist() == [-1, 1]
+    assert held["cards"].tolist() == [[1, 0], [3, 1]]
+    vector = make_vector(EnvConfig(env="agent_toys:parallel_env", team=True), 2, 0)
+    assert vector.spec.categories == {f"{TEAM}/0": 9, f"{TEAM}/1/cards": 10}
+    vector.close()
+    monkeypatch.setattr(agent_toys.Corridors, "observation_space", lambda *_: gym.spaces.Text(3))
+    with pytest.raises(EnvError, match=r"a team's agents see no text, sequence or graph, and these see Text"):
+        TeamEnv(agent_toys.Corridors({"a": 1}), "corridors")
+
+
 def test_each_agent_sees_what_it_did_last() -> None:
     env = TeamEnv(agent_toys.Corridors({"a": 1, "b": 3}), "corridors", show_last_action=True)
     seen, _ = env.reset()

@@ -63,8 +63,9 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
                 raise EnvError(f"{name}: agents see {DID} already; leave --show-last-action out")
             each = gym.spaces.Dict({**seen, DID: gym.spaces.MultiBinary(self._n)})
         self._each: gym.Space[Any] = each
+        self._nothing = _zeros(each)
         entries: dict[str, gym.Space[Any]] = {
-            AGENTS: gym.vector.utils.batch_space(each, k),
+            AGENTS: _of_all(each, k),
             THERE: gym.spaces.MultiBinary(k),
             MASK: gym.spaces.MultiBinary(k * self._n),
         }
@@ -76,7 +77,6 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
             entries[STATE] = space
         self.observation_space = gym.spaces.Dict(entries)
         self.action_space = gym.spaces.MultiDiscrete([self._n] * k)
-        self._nothing = _zeros(each)
         self._left: set[str] = set()  # agents that have ended in this episode, whether or not they are still listed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
@@ -139,19 +139,36 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         return {**observation, STATE: self._env.state()} if self._state else observation  # type: ignore[attr-defined]
 
 
+def _of_all(space: gym.Space[Any], k: int) -> gym.Space[Any]:
+    """The space of what k agents see."""
+    match space:
+        case gym.spaces.Dict():
+            return gym.spaces.Dict({key: _of_all(inner, k) for key, inner in space.spaces.items()})
+        case gym.spaces.Tuple():
+            return gym.spaces.Tuple([_of_all(inner, k) for inner in space.spaces])
+        case gym.spaces.MultiDiscrete():  # Gymnasium's batch of it has numbers, and these are categories
+            return gym.spaces.MultiDiscrete(np.stack([space.nvec] * k), start=np.stack([space.start] * k))
+    return gym.vector.utils.batch_space(space, k)
+
+
 def _stacked(space: gym.Space[Any], values: Sequence[Any]) -> Any:
-    """What k agents see as the batch of their space has it."""
+    """What k agents see as ``_of_all`` has it."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _stacked(inner, [value[key] for value in values]) for key, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_stacked(inner, [value[at] for value in values]) for at, inner in enumerate(space.spaces))
     return np.stack([np.asarray(value) for value in values])
 
 
 def _zeros(space: gym.Space[Any]) -> Any:
     """What somebody sees who is not there."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _zeros(inner) for key, inner in space.spaces.items()}
-    if isinstance(space, gym.spaces.Discrete):
-        return np.int64(space.start)
-    if isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-        return np.zeros(space.shape, space.dtype)
-    raise EnvError(f"a team's agents see boxes, numbers and dictionaries of them, not {space}")
+    match space:
+        case gym.spaces.Dict():
+            return {key: _zeros(inner) for key, inner in space.spaces.items()}
+        case gym.spaces.Tuple():
+            return tuple(_zeros(inner) for inner in space.spaces)
+        case gym.spaces.Discrete() | gym.spaces.MultiDiscrete():
+            return np.array(space.start, space.dtype)
+        case gym.spaces.Box() | gym.spaces.MultiBinary():
+            return np.zeros(space.shape, space.dtype)
+    raise EnvError(f"a team's agents see no text, sequence or graph, and these see {space}")
