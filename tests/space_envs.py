@@ -156,6 +156,22 @@ class Beside(Mixed):
         return {"image": seen["image"], "numbers": numbers}
 
 
+class Nested(Shows):
+    """A tuple of dicts of tuples: a category and the second number of several together name it."""
+
+    observation_space = Tuple(
+        [
+            Box(-1.0, 1.0, (2,)),
+            Dict(inner=Tuple([MultiDiscrete([4, 3], start=[1, 1]), Dict(first=Discrete(3, start=-1))])),
+        ]
+    )
+
+    def shown(self, secret: int) -> Any:
+        first = int(self.np_random.integers(3))
+        several = np.array([self.np_random.integers(1, 5), (secret - first) % 3 + 1])
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {"inner": (several, {"first": first - 1})}
+
+
 class Long(Shows):
     """Its sequence grows with every step."""
 

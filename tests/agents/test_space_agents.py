@@ -14,7 +14,7 @@ from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import env_spec, make_vector
 from apexrl.evaluation.loaded_agent import LoadedAgent
-from space_envs import STEPS, Bag, Beside, Glyphs, Level, Linked, Mixed, Pair, Told
+from space_envs import STEPS, Bag, Beside, Glyphs, Level, Linked, Mixed, Nested, Pair, Told
 
 SMALL: dict[str, Any] = {
     "stop_at_return": None,
@@ -45,6 +45,15 @@ SAC: dict[str, Any] = {
     "reward_scale": 1.0,
 }
 DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
+UNROLLS: dict[str, Any] = {
+    "env_steps": 16_000,
+    "unroll_length": 16,
+    "batch_size": 8,
+    "learning_rate": 3e-3,
+    "epochs": 4,
+    "minibatches": 2,
+    "gamma": 0.0,
+}
 
 
 @pytest.mark.long
@@ -54,6 +63,7 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Told, "double_dqn", "apex", Q, 6.0),
         (Told, "double_dqn", "seed", Q, 6.0),
         (Told, "sac", "apex", DIAL, 6.0),
+        (Told, "sac", "seed", DIAL, 6.0),
         (Bag, "double_dqn", "apex", Q, 6.0),
         (Bag, "discrete_sac", "seed", {**SOFT, "env_steps": 3_000}, 6.0),
         (Mixed, "double_dqn", "apex", Q, 6.0),
@@ -63,8 +73,13 @@ DIAL: dict[str, Any] = {**SAC, "gamma": 0.0, "env_kwargs": {"dial": True}}
         (Beside, "sac", "apex", DIAL, 6.0),
         (Level, "double_dqn", "apex", {**Q, "env_steps": 2_500}, 6.0),
         (Level, "discrete_sac", "apex", SLOW_POLICY, 6.0),
+        (Level, "sac", "apex", {**DIAL, "env_steps": 3_000, "image_units": 64, "batch_size": 32}, 4.0),
+        (Nested, "double_dqn", "apex", Q, 6.0),
+        (Nested, "sac", "seed", {**DIAL, "env_steps": 1_500}, 6.0),
+        (Nested, "appo", "sample_factory", UNROLLS, 6.0),
         (Mixed, "ppo", "impala", {"env_steps": 20_000}, 6.0),
         (Bag, "ppo", "impala", {"env_steps": 20_000}, 6.0),
+        (Bag, "ppo", "seed", UNROLLS, 6.0),
         (Linked, "appo", "sample_factory", {"env_steps": 20_000, "serial": False}, 6.0),
         (Glyphs, "ppo", "seed", {"env_steps": 12_000, "serial": False}, 5.0),
         (Pair, "ppo", "impala", {"env_steps": 8_000}, 2.0),
