@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,11 @@ from apexrl.agents import with_agent
 from apexrl.cli.main import main
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.datasets.episode import Episode
 from apexrl.datasets.filling import filled_replay
-from apexrl.datasets.minari_files import Dataset
+from apexrl.datasets.minari_files import Dataset, write
+from apexrl.envs import env_spec
+from apexrl.envs.spaces import flatten_observation, observation_leaves
 from apexrl.errors import ConfigError
 from apexrl.evaluation.recording import pieces, saved
 from apexrl.launch import launch
@@ -127,3 +131,21 @@ def test_pieces_of_a_replay_are_what_was_filled_into_it(tmp_path: Path) -> None:
             np.concatenate([getattr(one, what) for one in found]),
             np.concatenate([getattr(one, what) for one in episodes]),
         )
+
+
+def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> None:
+    shown, asked = gym.spaces.Text(9), gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (1,))])
+    seen = flatten_observation(observation_leaves(shown), ["go", "to the", "", "red door"])
+    action = np.array([[2, 0.5], [0, -1.0], [1, 0.25]], np.float32)
+    ends = np.array([False, False, True])
+    episode = Episode(seen, action, np.ones(3, np.float32), ends, np.zeros(3, np.bool_))
+    write(tmp_path / "d", "a/b-v0", [episode], shown, asked)
+    spec = env_spec(shown, asked)
+    fields = {**spec.observation, "action": Field((2,), "float32")}
+    options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
+    with filled_replay(str(tmp_path / "d"), spec, "version", 0.0, **options) as replay:
+        (found,) = pieces(replay)
+    for name, values in seen.items():
+        np.testing.assert_array_equal(found.observation[name], values)
+    np.testing.assert_array_equal(found.action, action)
+    assert found.terminated.tolist() == ends.tolist()
