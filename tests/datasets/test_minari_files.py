@@ -159,12 +159,16 @@ def test_actions_of_several_kinds(tmp_path: Path) -> None:
         write(tmp_path / "e", "a/b-v0", [], shown, gym.spaces.Dict({"a/b": how}))
 
 
-def test_numbers_of_several_boxes(tmp_path: Path) -> None:
+def test_numbers_of_several_boxes_keep_their_order(tmp_path: Path) -> None:
+    """Minari reads the keys of a Dict sorted."""
     box = gym.spaces.Box(-1.0, 1.0, (2,))
-    space = gym.spaces.Dict(left=box, right=box)
-    episode = an_episode({"observation": np.array([0, 1, 0])}, np.arange(8, dtype=np.float32).reshape(2, 4) / 8)
+    space = gym.spaces.Dict(right=box, left=gym.spaces.Tuple([gym.spaces.Dict(y=box, x=box)]))
+    assert list(space.spaces) == ["right", "left"]
+    episode = an_episode({"observation": np.array([0, 1, 0])}, np.arange(12, dtype=np.float32).reshape(2, 6) / 12)
     write(tmp_path / "d", "a/b-v0", [episode], gym.spaces.Discrete(2), space)
-    (found,) = Dataset(str(tmp_path / "d"))
+    dataset = Dataset(str(tmp_path / "d"))
+    dataset.check_fits(env_spec(gym.spaces.Discrete(2), space))
+    (found,) = dataset
     assert same(found, episode)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import string
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -48,7 +49,8 @@ class Dataset:
         except Exception as error:
             raise DatasetError(f"dataset {where} cannot be read: {error or type(error).__name__}") from error
         self._leaves = observation_leaves(self._storage.observation_space)
-        self.spec: EnvSpec = env_spec(self._storage.observation_space, self._storage.action_space)
+        actions = _as_written(self._storage.action_space, json.loads(about["action_space"]))
+        self.spec: EnvSpec = env_spec(self._storage.observation_space, actions)
         _check_kinds(self._leaves, f"dataset {where}")
         self.episodes = int(about.get("total_episodes", 0))
         self.steps = int(about.get("total_steps", 0))
@@ -108,6 +110,18 @@ class Dataset:
             np.asarray(found["truncations"], np.bool_),
             None if log_prob is None else np.asarray(log_prob, np.float64)[-len(found["rewards"]) :],
         )
+
+
+def _as_written(space: gym.Space[Any], told: Mapping[str, Any]) -> gym.Space[Any]:
+    """``space`` with keys in the order of the file's description ``told``, which is the environment's and so that of
+    columns. Minari reads them sorted."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict(
+            OrderedDict((key, _as_written(space[key], inner)) for key, inner in told["subspaces"].items())
+        )
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple(map(_as_written, space.spaces, told["subspaces"]))
+    return space
 
 
 def _stored_actions(actions: Any, spec: ActionSpec) -> Array:
