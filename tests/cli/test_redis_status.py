@@ -120,7 +120,7 @@ def test_of_many_members_the_worst_are_shown_and_all_counted() -> None:
     assert re.search(r"actor +7992 +7968 .*8 dead  8 stale  8 dropping", text)
     assert "7968 more are well" in text
     assert "the learner cannot publish its weights (100 versions behind): Redis is full" in text
-    assert "1 hosts cannot get new weights; node-800: no ?[2Jroom" in text
+    assert "1 host cannot get new weights; node-800: no ?[2Jroom" in text
     assert "7 episodes and warnings of hosts were not told of" in text
     assert len(text.splitlines()) < 30
 

@@ -78,21 +78,21 @@ def scale(url: str, run: str, host: str, actors: int, console: Console | None = 
         return say(f"there is no {where}", 1)
     hosts = _members(view, host)
     if not hosts:
-        return say(f"no host {host} is at {where}; there are: {_known(view)}", 1)
-    if len(hosts) > 1 and host != ALL:
-        say(f"host {host} runs {len(hosts)} commands: each will bring {actors}")
+        return say(f"no {'actor host' if host == ALL else f'host {host}'} is at {where}; there are: {_known(view)}", 1)
+    who = f"host {hosts[0].host}"
+    if len(hosts) > 1:
+        who = f"each of {len(hosts)} " + ("hosts" if host == ALL else f"commands of {who}")
     others = sum(len(member.slots) for member in view.alive if member not in hosts)
     if actors * len(hosts) + others > (most := view.record.actor_slots):
         return say(
             f"{where} has {most} actor slots, of which others have {others}: at most "
-            f"{(most - others) // len(hosts)} for each of {len(hosts)}. More slots: --actor-slots of the learner",
+            f"{(most - others) // len(hosts)} for {who}. More slots: --actor-slots of the learner",
             1,
         )
     answer = host_orders.scale(server, run, host, actors)
     if answer != "done":
         return say(f"there is no {where}" if answer == "none" else f"{where} has ended", 1)
-    who = f"each of {len(hosts)} hosts" if host == ALL else f"host {host}"
-    return say(f"{who} was told to bring {actors} actors to {where}")
+    return say(f"{who} was told to bring {actors} actor{'s' if actors != 1 else ''} to {where}")
 
 
 def _members(view: RunView, host: str) -> list[MemberView]:

@@ -303,7 +303,7 @@ def _members(view: RunView, width: int) -> RenderableType:
         table.add_row(*(cells[name] for name in columns))
     together = sum(member.digest.env_steps_per_second for member in view.alive)
     actors = sum(len(member.slots) for member in view.alive)
-    total = f"{len(view.alive)} alive, {actors} actors, {count(together)} steps/s together"
+    total = f"{len(view.alive)} alive, {actors} actor{'s' if actors != 1 else ''}, {count(together)} steps/s together"
     return Group(table, Text(total, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
@@ -316,7 +316,8 @@ def _troubles(view: RunView) -> list[str]:
     without = [member for member in view.alive if member.digest.weights_trouble]
     if without:
         first = without[0]
-        texts.append(f"{len(without)} hosts cannot get new weights; {first.host}: {first.digest.weights_trouble}")
+        hosts = "host" if len(without) == 1 else "hosts"
+        texts.append(f"{len(without)} {hosts} cannot get new weights; {first.host}: {first.digest.weights_trouble}")
     if digest.dropped_messages:
         texts.append(f"{count(digest.dropped_messages)} episodes and warnings of hosts were not told of")
     return [printable(text, 400) for text in texts]

@@ -150,15 +150,24 @@ def test_more_actors_than_there_are_slots_are_refused(
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
     assert commands.scale(redis_server.url, "r", "all", 2, console=console) == 1
+    assert f"no actor host is at run r at {server.address}; there are: none" in said(console)
     hosts = [HostLease.join(server, record, 2), HostLease.join(server, record, 2)]
     client = HostLease.join(server, record, 1, kind="client")
     assert commands.scale(redis_server.url, "r", "all", 4, console=console) == 1
-    assert "has 8 actor slots, of which others have 1: at most 3 for each of 2" in said(console)
+    assert "has 8 actor slots, of which others have 1: at most 3 for each of 2 hosts" in said(console)
     assert ordered_actors(server, "r", HERE) == 0
     assert commands.scale(redis_server.url, "r", "all", 3, console=console) == 0
+    assert "each of 2 hosts was told to bring 3 actors" in said(console)
+    assert commands.scale(redis_server.url, "r", HERE, 4, console=console) == 1
+    assert f"at most 3 for each of 2 commands of host {HERE}" in said(console)
     assert [host.renew(HostDigest()).actors for host in hosts] == [3, 3]
     assert commands.scale(redis_server.url, "r", "elsewhere", 1, console=console) == 1
     assert f"there are: {HERE}" in said(console)
+    hosts.pop().leave()
+    assert commands.scale(redis_server.url, "r", "all", 8, console=console) == 1
+    assert f"at most 7 for host {HERE}" in said(console)
+    assert commands.scale(redis_server.url, "r", "all", 1, console=console) == 0
+    assert f"host {HERE} was told to bring 1 actor to run r" in said(console)
     for one in (*hosts, client):
         one.leave()
 
