@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
-from host_rig import RUN, Places, wait_for
+from host_rig import PATIENCE_SECONDS, RUN, Places, wait_for
 from last_release import VERSION, installed
 
 from apexrl import __version__
@@ -45,7 +45,7 @@ class Old:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def finish(self) -> int:
-        return self._process.wait(240)
+        return self._process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
