@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import short_cells
 
+from apexrl.cli import main
 from apexrl.config import Config, convert
 from apexrl.config.placement import Listen, Placement, Ray, Redis
 from apexrl.errors import ConfigError
@@ -38,6 +39,19 @@ def test_a_cell_that_is_refused_says_why_before_anything_starts(cell: cells.Cell
         f"topology {topology} does not run with {PLACEMENTS[placement]}: {CELLS[cell].reason}"
     )
     assert not list(tmp_path.iterdir())
+
+
+FLAGS = {"redis": ["--redis", "redis://127.0.0.1:1"], "listen": ["--listen", ":1"], "ray": ["--ray", "127.0.0.1:1"]}
+
+
+@pytest.mark.parametrize("cell", [cell for cell, how in CELLS.items() if how.reason], ids=" ".join)
+def test_the_command_says_so_before_it_asks_for_anything_else(
+    cell: cells.Cell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for a dataset or a token first, and refused the run with that."""
+    monkeypatch.delenv("APEXRL_TOKEN", raising=False)
+    assert main.main(["train", "cartpole", "--topology", cell[0], *FLAGS[cell[1]]]) == 2
+    assert CELLS[cell].reason in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("cell", [cell for cell, how in CELLS.items() if how.needs], ids=" ".join)

@@ -25,6 +25,7 @@ from apexrl.launch.ray import resources
 from apexrl.launch.ray.resources import HERE, actors_range
 from apexrl.presets.unseen import LOOKED_AT
 from apexrl.run.log_lines import LogFormat
+from apexrl.topologies import placements
 from apexrl.topologies.validation import check_read, own_settings, validate
 
 
@@ -228,6 +229,7 @@ def parse_train(
     if command == "compare":  # which leaves out what cannot run, and has the limits of a run still to come
         check_in_use(config, given)
         return config, None, parsed
+    placements.check(config, _placement(parsed, alone))  # before a dataset or a token is asked for
     config = validate(config, given, elsewhere=bool(parsed.listen))
     wanted = {name: getattr(parsed, name) for name in RAY_FLAGS}
     if parsed.ray:
@@ -238,6 +240,15 @@ def parse_train(
         if value != getattr(Ray(), name):
             raise ConfigError(f"{flag(name)} means nothing without --ray")
     return config, other_hosts(parsed, parsed.run, actors=not alone, make=True), parsed
+
+
+def _placement(parsed: Any, alone: bool) -> str:
+    """The placement that flags ask for, by its name in ``placements.PLACEMENTS``."""
+    if parsed.ray:
+        return "ray"
+    if parsed.redis or parsed.run or alone:
+        return "redis"
+    return "listen" if parsed.listen else placements.MACHINE
 
 
 def parse_look(words: Sequence[str], start: Config) -> Config:
