@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
@@ -207,6 +208,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_making = threading.Lock()
 
 
 def whole(data: bytes | None) -> int:
@@ -228,9 +231,19 @@ def decode(data: bytes | None, kind: type[T]) -> T | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=kind)
+        found: T = (_decoders.get(kind) or _decoder(kind)).decode(data)
+        return found
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Made by one thread: where two are the first to use a ``Struct``, the second finds it half prepared, and msgspec
+    0.22 ends the process with a segmentation fault."""
+    with _making:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind)
+        return _decoders[kind]
 
 
 def encode(value: Any) -> bytes:

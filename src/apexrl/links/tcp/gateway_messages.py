@@ -140,6 +140,7 @@ class Leave(msgspec.Struct, tag=True, forbid_unknown_fields=True):
 Message = Join | Joined | Beat | Orders | Leave
 _T = TypeVar("_T", bound=Message)
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_record_decoder = msgspec.msgpack.Decoder(Record)
 
 
 def send(peer: frames.Connection, message: Message | Record) -> None:
@@ -179,7 +180,7 @@ def receive_any(peer: frames.Connection, seconds: float) -> Message:
 def receive_record(peer: frames.Connection, seconds: float) -> Record:
     """The record that begins a host's connection. Raises like ``receive``."""
     try:
-        return msgspec.msgpack.decode(_body(peer, MOST_RECORD_BYTES, seconds), type=Record)
+        return _record_decoder.decode(_body(peer, MOST_RECORD_BYTES, seconds))
     except msgspec.MsgspecError as error:
         raise FrameError(f"the run's record cannot be read: {error}") from None
 
