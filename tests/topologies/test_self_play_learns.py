@@ -27,6 +27,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
     ("apex", "dueling_dqn"): LADDER,
     ("seed", "dueling_dqn"): LADDER,
     ("apex", "discrete_sac"): {**VALUES, "target_entropy": 0.1},
+    ("seed", "discrete_sac"): {**VALUES, "target_entropy": 0.1},
     ("impala", "ppo"): UNROLLS,
     ("seed", "ppo"): UNROLLS,
     ("sample_factory", "appo"): UNROLLS,
@@ -39,15 +40,22 @@ BOARD: dict[str, Any] = {
     "match_games": 20, "match_period_seconds": 0.03, "elo_k": 8.0, "newest_share": 0.5, "capacity": 4_000,
     "gamma": 0.99,
 }  # fmt: skip
-RISES: dict[tuple[str, str], dict[str, Any]] = {
-    ("apex", "dueling_dqn"): {"env_steps": 6_000, "learning_rate": 1e-3, "target_period_updates": 100},
-    ("apex", "discrete_sac"): {
-        "env_steps": 10_000, "learning_rate": 1e-3, "updates_per_step": 0.5, "temperature": 0.05,
-    },
-    ("sample_factory", "appo"): {
-        "env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03, "batch_size": 16,
-    },
+VALUES_RISE: dict[str, Any] = {"env_steps": 6_000, "learning_rate": 1e-3, "target_period_updates": 100}
+SOFT_RISES: dict[str, Any] = {
+    "env_steps": 10_000, "learning_rate": 1e-3, "updates_per_step": 0.5, "temperature": 0.05,
 }  # fmt: skip
+UNROLLS_RISE: dict[str, Any] = {
+    "env_steps": 15_000, "learning_rate": 3e-3, "entropy_coefficient": 0.03, "batch_size": 16,
+}  # fmt: skip
+RISES: dict[tuple[str, str], dict[str, Any]] = {
+    ("apex", "dueling_dqn"): VALUES_RISE,
+    ("seed", "dueling_dqn"): VALUES_RISE,
+    ("apex", "discrete_sac"): SOFT_RISES,
+    ("seed", "discrete_sac"): SOFT_RISES,
+    ("impala", "ppo"): UNROLLS_RISE,
+    ("seed", "ppo"): UNROLLS_RISE,
+    ("sample_factory", "appo"): UNROLLS_RISE,
+}
 
 
 def ran(topology: str, agent: str, out: Path, **changes: Any) -> Config:
@@ -98,12 +106,15 @@ def test_who_plays_random_answers_dares(
 
 
 @pytest.mark.long
-def test_two_policies_learned_in_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("topology", "agent"), CELLS)
+def test_two_policies_learned_in_runs_of_their_own(
+    topology: str, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second run learns the first player against the policy of the other run, which answers rightly."""
     monkeypatch.setattr("apexrl.roles.pool_players._LOOK_SECONDS", 0.0)
-    assert learned(*QUICK, tmp_path / "second", learned_agents=("second",))[1] == SIGNS
+    assert learned(topology, agent, tmp_path / "second", learned_agents=("second",))[1] == SIGNS
     other = {"played_by": (f"second={tmp_path / 'second' / 'run'}",), "newest_share": 1.0}
-    assert learned(*QUICK, tmp_path / "first", learned_agents=("first",), **other)[0] == SIGNS
+    assert learned(topology, agent, tmp_path / "first", learned_agents=("first",), **other)[0] == SIGNS
 
 
 @pytest.mark.long

@@ -36,9 +36,13 @@ def run(topology: str, agent: str, out: Path, **changes: Any) -> Config:
 
 
 @pytest.mark.parametrize(("agent", "best"), [("vdn", 7.0), ("qmix", 8.0)])
-def test_a_sum_earns_seven_and_a_monotonic_mixture_eight(agent: str, best: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("topology", ["apex", pytest.param("seed", marks=pytest.mark.long)])
+def test_a_sum_earns_seven_and_a_monotonic_mixture_eight(
+    agent: str, best: float, topology: str, tmp_path: Path
+) -> None:
     """Rashid et al. 2018, section 5.1 and table 1."""
-    assert launch(run("apex", agent, tmp_path, env_steps=3_000, learning_rate=4e-3), [])["last_weights_return"] == best
+    config = run(topology, agent, tmp_path, env_steps=3_000, learning_rate=4e-3)
+    assert launch(config, [])["last_weights_return"] == best
 
 
 @pytest.mark.parametrize(("agent", "topology"), [pytest.param("vdn", "seed", marks=pytest.mark.long), ("qmix", "apex")])
