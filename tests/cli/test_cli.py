@@ -106,14 +106,14 @@ import functools
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-class Plant(CartPoleEnv):
+class OwnPlant(CartPoleEnv):
     pass
 
 def plant(**kwargs):
-    return Plant(**kwargs)
+    return OwnPlant(**kwargs)
 
-gym.register("Plant", "plants:Plant")
-nameless = functools.partial(Plant)
+gym.register("OwnPlant", "plants:OwnPlant")
+nameless = functools.partial(OwnPlant)
 """
 
 
@@ -126,7 +126,7 @@ def test_an_environment_of_ones_own_by_its_maker(
     found = the_config("--env", "plants:plant", "--agent", "dqn", runs=started).env.env
     assert found is sys.modules["plants"].plant
     assert 'callable = "plants:plant"' in convert.to_toml(started[-1][0])
-    assert the_config("--env", "plants:Plant", "--agent", "dqn", runs=started).env.env == "plants:Plant"  # an id
+    assert the_config("--env", "plants:OwnPlant", "--agent", "dqn", runs=started).env.env == "plants:OwnPlant"  # an id
     assert main.main(["train", "--env", "plants:nameless"]) == 2
 
 

@@ -32,6 +32,7 @@ def on_terminal(program: list[str], **more: str) -> bytes:
     """What a Python program prints on a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **more}
+    environment.pop("PYTHON_TYRO_ANSI_CODES", None)  # a command that another test has called in this process sets it
     with subprocess.Popen(
         [sys.executable, *program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     ) as process:
