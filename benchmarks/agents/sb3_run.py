@@ -25,7 +25,7 @@ from apexrl.api import EVALUATION_SEED
 from apexrl.config import EnvConfig
 from apexrl.envs import FrameStack, make_vector
 from apexrl.protocols import Acted
-from apexrl.roles.evaluator import Trial
+from apexrl.roles.trial import Trial
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from evaluated_weights import CONFIG, Still, evaluate, make, measured, publish, published
 
+from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, EnvConfig, EvaluatorConfig
 from apexrl.envs import FrameStack, make_vector
 from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
 from apexrl.roles import Evaluator
-from apexrl.roles.evaluator import Trial
+from apexrl.roles.trial import Trial
 from apexrl.shared.thread_seconds import ThreadSeconds
 from apexrl.spec import Field
 
@@ -51,6 +52,9 @@ class Clockwork:
         no = np.zeros(self.num_envs, np.bool_)
         zeros = np.zeros(self.num_envs, np.float32)
         return Stepped({"observation": zeros[:, None]}, zeros, no, no, no, episodes)
+
+    def rest(self, which: Any) -> None:
+        pass
 
 
 def trial(lengths: list[int], episodes: int) -> tuple[Trial, Clockwork]:
@@ -107,6 +111,80 @@ def test_exactly_so_many_episodes_and_short_ones_are_not_favoured(
     assert env.steps == max(length * count for length, count in expected.items())
 
 
+class Drawn(gym.Env[Any, Any]):
+    """An episode lasts a random number of steps; each is worth what is observed, which is random, too. Its end leaves
+    no action."""
+
+    made = 0  # steps of all
+
+    def __init__(self, masked: bool = False) -> None:
+        seen, self.action_space = gym.spaces.Box(0.0, 1.0, (4,)), gym.spaces.Discrete(2)
+        mask = gym.spaces.MultiBinary(2)
+        self._masked = masked
+        self.observation_space: Any = gym.spaces.Dict(seen=seen, action_mask=mask) if masked else seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(1, 50))
+        return self._shown(self.np_random.random(4).astype(np.float32)), {}
+
+    def step(self, action: Any) -> Any:
+        Drawn.made += 1
+        self._left -= 1
+        seen = self.np_random.random(4).astype(np.float32)
+        return self._shown(seen), float(seen[action]), self._left == 0, False, {}
+
+    def _shown(self, seen: Any) -> Any:
+        return {"seen": seen, "action_mask": np.full(2, self._left > 0, np.int8)} if self._masked else seen
+
+
+@pytest.mark.parametrize(("masked", "noops"), [(False, 0), (True, 0), (False, 9)])
+def test_environments_that_owe_no_episode_are_stepped_no_more(
+    monkeypatch: pytest.MonkeyPatch, masked: bool, noops: int
+) -> None:
+    settings = EvaluatorConfig(eval_noops=noops)
+
+    def played() -> tuple[list[float], list[int], int]:
+        Drawn.made = 0
+        env = make_vector(EnvConfig(env=Drawn, env_kwargs={"masked": masked}), 4, 0)
+        agent = agent_class("dqn")(env.spec, CONFIG.agent, "cpu", 1)
+        frames = FrameStack(1, 4, env.spec.observation)
+        for seed in (3, 4):  # the second one has all of them again
+            trial = Trial(agent, env, frames, 10, seed, gamma=0.99, settings=settings)
+            while trial.step():
+                pass
+        env.close()
+        return trial.returns, trial.compared()["lengths"], Drawn.made
+
+    returns, lengths, made = played()
+    monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rest", lambda *_: None)
+    assert (returns, lengths) == played()[:2]
+    assert len(returns) == len(lengths) == 10
+    assert sum(lengths) < made < Drawn.made
+
+
+@pytest.mark.parametrize(
+    ("serial", "updates", "newer", "given_up"),
+    [(False, 1, True, True), (False, 0, True, False), (True, 1, True, False), (False, 1, False, False)],
+)
+def test_weights_that_have_learned_nothing_make_room_for_others(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, updates: int, newer: bool, given_up: bool
+) -> None:
+    monkeypatch.setattr("apexrl.roles.evaluator._UNTRAINED_SECONDS", 0.0)
+    spec, weights = published(1)
+    config = replace(CONFIG, serial=serial)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    assert evaluator.step()
+    stage.run.totals.update(updates=updates, env_steps=1000)
+    if newer:
+        publish(weights, spec, 2, seed=9)
+    evaluate(evaluator)
+    stage.run.totals["env_steps"] += 60_000  # where cores are short, a rest follows
+    evaluate(evaluator)
+    versions = [values["version"] for values in stage.values("evaluation")]
+    assert versions == ([] if given_up else [1]) + ([2] if newer else [])
+
+
 def test_without_weights_there_is_nothing_to_do(stage: Any) -> None:
     evaluator, _, _ = make(stage)
     assert not evaluator.step()
@@ -142,7 +220,7 @@ def test_an_evaluation_that_waited_for_a_core_is_followed_by_a_longer_rest(
     stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, rest: int
 ) -> None:
     waits = iter([10.0, 16.0, 16.0, 16.0])  # of the first evaluation six seconds, of the second none
-    monkeypatch.setattr("apexrl.roles.evaluator.thread_seconds", lambda: ThreadSeconds(0.0, next(waits)))
+    monkeypatch.setattr("apexrl.roles.trial.thread_seconds", lambda: ThreadSeconds(0.0, next(waits)))
     spec, weights = published(1)
     config = replace(CONFIG, serial=serial)
     evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)

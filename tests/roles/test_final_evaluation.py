@@ -11,7 +11,7 @@ from evaluated_weights import CONFIG, Still, evaluate, make, measured, publish, 
 from apexrl.config import EnvConfig
 from apexrl.envs.toy import Endless
 from apexrl.roles import Evaluator
-from apexrl.roles.evaluator import Trial
+from apexrl.roles.trial import Trial
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.shared.weights_board import InlineWeights

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -90,9 +91,12 @@ class LoopRows:
         self._each = each_of(action_spec(self.action_space))
         self._singles = singles(envs, self.leaves, name, info_metrics, changes)
         self._rows: Rows | None = None
+        self._seen: dict[str, Array] = {}  # the newest observations
+        self._resting: Bools | None = None
 
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
         rows = empty_rows(self.leaves, self.num_envs)
+        self._seen, self._resting = rows.observation, None
         with self._call():
             for single, seed in zip(self._singles, seeds, strict=True):
                 single.reset(seed, rows)
@@ -101,15 +105,25 @@ class LoopRows:
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
         rows = empty_rows(self.leaves, self.num_envs)
+        steps: Iterable[tuple[Single, Any, bool]]
+        steps = zip(self._singles, self._each(actions), starting.tolist(), strict=True)
+        if self._resting is not None:
+            for name, array in rows.observation.items():
+                array[self._resting] = self._seen[name][self._resting]
+            steps = compress(steps, (~self._resting).tolist())
         with self._call():
-            for single, action, starts in zip(self._singles, self._each(actions), starting.tolist(), strict=True):
+            for single, action, starts in steps:
                 single.step(action, starts, rows)
         refuse_not_finite(rows, self.leaves, self._name)
-        self._rows = rows
+        self._rows, self._seen = rows, rows.observation
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Rows | None:
         rows, self._rows = self._rows, None
         return rows
+
+    def rest(self, which: Bools) -> None:
+        """Step these [B] no more until the next reset: their observations stay, and nothing is earned or ends."""
+        self._resting = which
 
     def close(self) -> None:
         with self._call():

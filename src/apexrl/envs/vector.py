@@ -104,6 +104,7 @@ class VectorEnv:
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
+        self._resting: Bools | None = None
         self._closed = False
 
     def reset(self, seed: int | None = None) -> dict[str, Array]:
@@ -117,7 +118,7 @@ class VectorEnv:
         seeds = np.random.SeedSequence(self._seed).generate_state(self.num_envs, np.uint32)
         self._refuse_changes()
         observation = self._backend.reset([int(s) for s in seeds])
-        self._absent[:] = getattr(self._backend, "absent", False)
+        self._absent[:], self._resting = getattr(self._backend, "absent", False), None
         self._ended[:], self._returns[:], self._lengths[:] = self._absent, 0.0, 0
         if self._nothing:
             self._look(observation[ACTION_MASK], self._absent)
@@ -177,6 +178,7 @@ class VectorEnv:
             self._returns[games], self._lengths[games] = 0.0, 0
         if self._nothing:
             unread = rows.terminated if idle is None else rows.terminated | idle
+            unread = unread if self._resting is None else unread | self._resting
             self._look(rows.observation[ACTION_MASK], unread, rows.truncated, which)
         clipped = np.clip(reward, -self._clip, self._clip) if self._clip else reward
         learned: NDArray[np.float32] = clipped.astype(np.float32, copy=False)
@@ -225,6 +227,14 @@ class VectorEnv:
         while (stepped := self.receive(self.num_envs, _SLICE_SECONDS)) is None:
             pass
         return stepped
+
+    def rest(self, which: Bools) -> None:
+        """Environments ``which`` [B] need not be stepped until the next reset of all: what comes of them means nothing.
+        Those that are stepped one after the other then take no time."""
+        if (rest := getattr(self._backend, "rest", None)) is not None:
+            rest(which)
+            self._resting = which
+            self._ended[which] = False  # nor are they reset
 
     def close(self) -> None:
         """Close every environment; may be called twice. Their errors are warnings: nothing comes after."""

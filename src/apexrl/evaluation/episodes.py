@@ -65,7 +65,7 @@ def play(loaded: LoadedAgent, config: Config, episodes: int, seed: int, video: s
         EnvError: an environment cannot be made, raised an error, or cannot be recorded.
     """
     from apexrl.envs import FrameStack, make_vector
-    from apexrl.roles.evaluator import Trial
+    from apexrl.roles.trial import Trial
 
     wanted, films = config.env, list[Path]()
     count = min(episodes, config.evaluator.eval_envs)

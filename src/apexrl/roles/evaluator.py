@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from apexrl.config import Config, EvaluatorConfig
-from apexrl.protocols import Agent, Context, State, WeightsReader
+from apexrl.config import Config
+from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
-from apexrl.roles.env_arrays import zeroed
-from apexrl.roles.executed_actions import ExecutedActions, changes_actions
-from apexrl.roles.expected_returns import ExpectedReturns
 from apexrl.roles.pool_players import opponents
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.trial import Trial
 from apexrl.run import checkpoint
-from apexrl.run.episode_metrics import Spread, Spreads
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Work
-from apexrl.shared.thread_seconds import thread_seconds
 from apexrl.spec import Array, EnvSpec
-
-if TYPE_CHECKING:
-    from apexrl.envs import FrameStack, VectorEnv
 
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
+_UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -54,7 +48,8 @@ class Candidate(NamedTuple):
 class Evaluator:
     """Evaluates the newest weights periodically, keeps the best, and at the end measures the best and the last again.
 
-    Weights that no update has changed are the best only until others were measured, whose returns may be lower.
+    Weights that no update has changed are the best only until others were measured, whose returns may be lower. Their
+    evaluation is given up where it takes long and there are others.
 
     These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
     to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others.
@@ -116,6 +111,8 @@ class Evaluator:
             self._trial = None
         elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial):
             self._context.send("log", text=self._trial.overdue(), level="warning")
+            self._trial = None
+        elif self._outdated(self._trial):
             self._trial = None
         elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
             self._warned = True
@@ -202,6 +199,13 @@ class Evaluator:
         """Whether no episode has ended, neither in the run nor in this trial."""
         return self._best is None and not trial.returns and not self._context.total("episodes")
 
+    def _outdated(self, trial: Trial) -> bool:
+        """Whether a trial of weights that no update has changed takes long, and there are others. Policies that have
+        learned nothing may play the longest episodes."""
+        if self._serial or self._newest.updates or not self._context.total("updates"):
+            return False
+        return trial.late(_UNTRAINED_SECONDS) and self._weights.latest(newer_than=self._newest.version) is not None
+
     def _circles(self, trial: Trial) -> bool:
         """Whether a policy seems to go on for ever: no time limit is known, and no episode of its trial has ended in
         ten times the steps of those in training, nor in a minute, on which a serial run does not depend."""
@@ -282,113 +286,3 @@ class Evaluator:
             **trial.compared(),
             **({"metrics": trial.metrics} if trial.metrics else {}),
         )
-
-
-class Trial:
-    """Exactly ``episodes`` episodes over B environments stepped together.
-
-    Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
-    short episodes.
-
-    Args:
-        seed: of the environments, and of what ``settings`` have drawn.
-        check: looks at the agent's actions; None: nobody does.
-        gamma: discount of the returns that are compared with those that the agent expects; None: none are.
-        settings: how the agent acts; the defaults are greedy.
-
-    Raises:
-        ConfigError: the settings mean nothing for the environment's actions.
-    """
-
-    def __init__(
-        self,
-        agent: Agent,
-        env: VectorEnv,
-        frames: FrameStack,
-        episodes: int,
-        seed: int,
-        check: ActionCheck | None = None,
-        gamma: float | None = None,
-        settings: EvaluatorConfig | None = None,
-    ) -> None:
-        settings = settings or EvaluatorConfig()
-        self._greedy = settings.eval_actions == "greedy"
-        self._changes: ExecutedActions | None = None
-        if changes_actions(settings):
-            self._changes = ExecutedActions(settings, env.spec, env.num_envs, seed)
-        self._agent = agent
-        self._env = env
-        self._check = check
-        self._frames = frames
-        each, more = divmod(episodes, env.num_envs)
-        self._owed = [each + (index < more) for index in range(env.num_envs)]
-        self._exploration = np.zeros(env.num_envs, np.float32)
-        self._state: State = None
-        self._seen = frames.push(env.reset(seed))
-        self.returns: list[float] = []
-        self.steps = 0  # of each environment
-        self._told = Spreads()
-        self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
-        self._began = time.monotonic()
-        self._queued = thread_seconds().queued
-
-    @property
-    def queued(self) -> float:
-        """Seconds since the trial began in which this thread could have gone on, and had no core."""
-        return thread_seconds().queued - self._queued
-
-    def late(self, seconds: float) -> bool:
-        return time.monotonic() - self._began > seconds
-
-    def overdue(self) -> str:
-        return (
-            f"an evaluation was given up after {time.monotonic() - self._began:.3g} s and {self.steps:,} steps of each "
-            f"environment (at most --eval-timeout, less where no episode ends): {len(self.returns)} episodes ended. "
-            "Give the environment a time limit, or a shorter one, with --max-episode-steps"
-        )
-
-    def step(self) -> bool:
-        """Step every environment once. False: all episodes are done.
-
-        Raises:
-            AgentError: the agent's actions are none that the environment takes.
-            EnvError: an environment raised an error.
-        """
-        actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=self._greedy)
-        if self._check is not None:
-            self._check.first(actions, self._env.num_envs)
-        if self._changes is not None:
-            actions = self._changes.of(np.asarray(actions), self._seen)
-        self.steps += 1
-        try:
-            stepped = self._env.step(actions)
-        except Exception:
-            if self._check is not None:
-                self._check.look(actions, self._env.num_envs)
-            raise
-        self._seen = self._frames.push(stepped.observation, stepped.starts)
-        if self._expected is not None:
-            self._expected.note(stepped, self._seen, self._owed)
-        if self._state and stepped.starts.any():
-            self._state = zeroed(self._state, stepped.starts)
-        if self._changes is not None:
-            self._changes.stepped(actions, stepped.starts, [episode.env for episode in stepped.episodes])
-        for episode in stepped.episodes:
-            if self._owed[episode.env]:
-                self._owed[episode.env] -= 1
-                self.returns.append(episode.episode_return)
-                self._told.add(episode.metrics)
-        return any(self._owed)
-
-    def compared(self) -> dict[str, Any]:
-        """Lengths and ends of the episodes, and their discounted returns beside what the agent expected."""
-        return {} if self._expected is None else self._expected.report()
-
-    @property
-    def metrics(self) -> dict[str, Spread]:
-        """What environments told of these episodes."""
-        return self._told.added
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.returns))

@@ -13,10 +13,10 @@ from apexrl.config.convert import override
 from apexrl.errors import ApexrlError, ConfigError
 from apexrl.protocols import Agent, Arrays, Context, WeightsReader
 from apexrl.roles.checkpointing import Saving, folder_of
-from apexrl.roles.evaluator import Trial
 from apexrl.roles.pool_players import PoolPlayers, sources
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
+from apexrl.roles.trial import Trial
 from apexrl.run.opponent_pool import Member, OpponentPool, Ratings
 from apexrl.run.ratings import rated
 from apexrl.run.status import Work
