@@ -83,6 +83,7 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
         "facts",
         "memory",
         "env_steps",
+        "learners",
     ]
     small, large = (
         default_settings.default_settings("dqn", "apex", facts(seen=seen)) for seen in ("small image", "image")
@@ -93,6 +94,21 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
     assert kept["min_size"] < kept["capacity"] < large["capacity"]
     assert kept["capacity"] * giant.observation_nbytes <= 2 << 30
     assert default_settings.default_settings("ppo", "impala", facts("box"))["entropy_coefficient"] == 0.0
+
+
+@pytest.mark.parametrize("topology", [name for name in topologies.TOPOLOGIES if topologies.runs(name, "ppo")])
+def test_step_sizes_of_long_runs_with_boxes_fall_where_they_may(topology: str) -> None:
+    def falls(agent: str, kind: str, env_steps: int, learners: int = 1, memory: str = "none") -> bool:
+        found = unseen.with_recipe(agent, topology, facts(kind), "default", env_steps, memory, learners)
+        if found.agent.anneal:
+            validate(override(found, {"env_steps": env_steps}))
+        return found.agent.anneal
+
+    assert falls("ppo", "box", 500_000) == (topology != "a3c")
+    others = [("ppo", "box", 499_999), ("ppo", "box", 0), ("ppo", "discrete", 10**6), ("appo", "box", 10**6)]
+    assert not any(falls(*one) for one in others)
+    assert not falls("ppo", "box", 10**6, learners=2)
+    assert not falls("ppo", "box", 10**6, memory="gru")
 
 
 def test_images_change_step_sizes_but_not_what_is_done_to_vectors_beside_them() -> None:

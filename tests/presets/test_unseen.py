@@ -120,6 +120,13 @@ def test_a_choice_says_for_which_actions() -> None:
     assert choose(facts("box"), 2, AUTO, "", ()).why.startswith("actions of 3 numbers, a step ")
 
 
+def test_step_sizes_fall_unless_hosts_may_bring_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.launch.env_look.env_facts", lambda *_, **__: facts("box"))
+    look = override(Config(), {"env_steps": 10**6})
+    found = {given: unseen.start(look, "ppo", "", "default", given).config for given in ((), ("redis",))}
+    assert [config.agent.anneal for config in found.values()] == [True, False]
+
+
 # --- what is given wins
 
 

@@ -219,7 +219,9 @@ _SIZES: Mapping[str, tuple[Settings, Settings, Settings]] = {
 """Families of one agent: for vectors, for small images, and for large ones."""
 
 
-def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = False, env_steps: int = 0) -> Settings:
+def default_settings(
+    agent: str, topology: str, facts: EnvFacts, memory: bool = False, env_steps: int = 0, learners: int = 1
+) -> Settings:
     """Flat settings that shipped ``agent`` has without a preset, beyond those that its name stands for.
 
     Args:
@@ -227,10 +229,12 @@ def default_settings(agent: str, topology: str, facts: EnvFacts, memory: bool = 
         topology: in which it runs.
         memory: whether its networks are to have one.
         env_steps: of the run; 0: not known.
+        learners: that make every update together.
     """
     found = dict(_of_family(agent, facts)) | {**_Q_OWN, **BOXES_OWN}.get(agent, {})
     if agent in UNROLLS:
-        found |= of_policy_gradient(agent, topology, facts)
+        alone = learners == 1 and not memory  # with a memory step sizes that fall were not tried
+        found |= of_policy_gradient(agent, topology, facts, env_steps if alone else 0)
     elif not facts.image_side:
         found |= _VECTORS_OWN.get(agent, {})
     if agent in BOXES_OWN and not facts.image_side:

@@ -26,7 +26,7 @@ Recipe = Literal["none", "default", "paper"]
 
 LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
              *AgentGameSettings.__dataclass_fields__,
-             "env_timeout", "stall_timeout", "serial", "seed", "env_steps", "memory")  # fmt: skip
+             "env_timeout", "stall_timeout", "serial", "seed", "env_steps", "memory", "learners")  # fmt: skip
 """Settings that count before an agent is chosen."""
 
 
@@ -45,7 +45,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
         agent: its name; empty or ``auto``: one that suits the environment.
         topology: its name; empty: one that suits agent and environment.
         recipe: whose settings the agent's name brings.
-        given: flat names of all settings that somebody gave.
+        given: flat names of all settings that somebody gave, and "redis" where other hosts may join.
 
     Raises:
         ConfigError: a name or a value that there is not.
@@ -69,7 +69,9 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
         facts.spec.action.check_bounds("every agent")
     cores = usable_cores()
     chosen = choose(facts, cores, agent, topology, given)
-    config = with_recipe(chosen.agent, chosen.topology, facts, recipe, look.stop.env_steps, look.agent.memory)
+    env_steps, memory, learners = _aims(look)
+    learners += "redis" in given  # of a host that may come
+    config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
     if agent != AUTO or not chosen.why:
         return Start(config, _left_out(agent, facts) if recipe == "paper" and not look.stop.env_steps else "")
     said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
@@ -92,7 +94,7 @@ def switched(config: Config, agent: str, topology: str, look: Config | None = No
     if not set(names) <= AGENTS.keys() or (names[0] == names[1] and config.topology == named.topology):
         return named
     facts = env_facts(look or config, measure=False)
-    aims = config.stop.env_steps, config.agent.memory
+    aims = _aims(config)
     before = flat(with_recipe(names[0], config.topology, facts, config.recipe, *aims))
     own = {name: value for name, value in flat(config).items() if value != before[name]}
     return override(with_recipe(names[1], named.topology, facts, config.recipe, *aims), own)
@@ -128,13 +130,24 @@ def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_s
     return with_recipe(agent, topology, facts, recipe, env_steps)
 
 
+def _aims(config: Config) -> tuple[int, str, int]:
+    """What else defaults depend on."""
+    return config.stop.env_steps, config.agent.memory, config.wiring.learners
+
+
 def with_recipe(
-    agent: str, topology: str, facts: EnvFacts, recipe: Recipe, env_steps: int = 0, memory: str = "none"
+    agent: str,
+    topology: str,
+    facts: EnvFacts,
+    recipe: Recipe,
+    env_steps: int = 0,
+    memory: str = "none",
+    learners: int = 1,
 ) -> Config:
     """The defaults, the settings that the names of ``agent`` and ``topology`` stand for, and those of the recipe."""
     config = replace(agents.with_agent(Config(), agent), topology=topology, recipe=recipe)
     if recipe == "default":
-        config = override(config, default_settings(agent, topology, facts, memory != "none", env_steps))
+        config = override(config, default_settings(agent, topology, facts, memory != "none", env_steps, learners))
     elif recipe == "paper":
         config = override(config, paper_settings(agent, facts, env_steps))
     if k := len(facts.spec.agents):  # rows are agents, of whole environments
