@@ -96,6 +96,17 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
     assert default_settings.default_settings("ppo", "impala", facts("box"))["entropy_coefficient"] == 0.0
 
 
+def test_policies_that_nothing_clips_stay_uncertain_for_longer_on_small_images() -> None:
+    def entropy(agent: str, action: str, seen: str) -> float:
+        return float(default_settings.default_settings(agent, "impala", facts(action, seen))["entropy_coefficient"])
+
+    for agent in ("a2c", "impala"):
+        assert entropy(agent, "discrete", "small image") > entropy(agent, "discrete", "image")
+        assert entropy(agent, "discrete", "image") == entropy(agent, "discrete", "vector")
+        assert entropy(agent, "box", "small image") == 0.0
+    assert entropy("ppo", "discrete", "small image") == entropy("ppo", "discrete", "image")
+
+
 @pytest.mark.parametrize("topology", [name for name in topologies.TOPOLOGIES if topologies.runs(name, "ppo")])
 def test_step_sizes_of_long_runs_with_boxes_fall_where_they_may(topology: str) -> None:
     def falls(agent: str, kind: str, env_steps: int, learners: int = 1, memory: str = "none") -> bool:

@@ -26,7 +26,6 @@ from apexrl.agents.default_unroll_settings import (
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config.settings import names_of
 
-SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 _RANDOM_EPISODES = 3
 _CATEGORIES_PERIOD = 100
 """Updates between copies of the target where observations are categories alone. Values travel a step a copy: with 500,
@@ -288,7 +287,7 @@ def _of_family(agent: str, facts: EnvFacts) -> Settings:
         vectors, small_images, large_images = _Q_VECTORS, _Q_SMALL_IMAGES, _Q_LARGE_IMAGES
     if not facts.image_side:
         return vectors
-    return small_images if facts.image_side < SMALL_IMAGE_SIDE else large_images
+    return small_images if facts.small_image else large_images
 
 
 def _room(settings: Settings, sequences: bool, facts: EnvFacts) -> Settings:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from apexrl.spec import EnvSpec
 
+SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
+
 
 class EnvFacts(NamedTuple):
     """What is known of an environment before a run."""
@@ -26,6 +28,11 @@ class EnvFacts(NamedTuple):
         """
         images = [self.spec.each_sees(name).shape for name in self.spec.observation if self.spec.is_image(name)]
         return max((sorted(shape)[-2] for shape in images), default=0)
+
+    @property
+    def small_image(self) -> bool:
+        """Whether there is an image, and none of ``SMALL_IMAGE_SIDE`` pixels."""
+        return 0 < self.image_side < SMALL_IMAGE_SIDE
 
     @property
     def several_agents(self) -> bool:

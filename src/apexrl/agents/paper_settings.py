@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from apexrl.agents.default_settings import SMALL_IMAGE_SIDE
-from apexrl.agents.env_facts import EnvFacts
+from apexrl.agents.env_facts import SMALL_IMAGE_SIDE, EnvFacts
 
 Settings = dict[str, Any]
 
