@@ -182,3 +182,14 @@ def test_a_support_of_scaled_returns_is_compared_with_no_raw_ones() -> None:
         settings = {"distribution": "categorical", "v_min": -5.0, "v_max": 5.0, **dict(given)}
         found = diagnose(RunRecord(flat(override(Config(), settings)), rows, seen))
         assert [cause.change for cause in found if cause.name == "support_narrow"] == [change]
+
+
+def test_a_first_evaluation_of_trained_weights_is_no_start() -> None:
+    def learned(updates: int, first_return: float) -> float:
+        at_goal = Evaluation(500.0, (500.0,) * 10, (500,) * 10, 0.0, None, None, updates)
+        rows = [{"train_return": first_return}, {"train_return": 400.0}]
+        return RunRecord(flat(override(Config(), {"agent": "dqn"})), rows, [at_goal, at_goal]).learned
+
+    assert learned(0, 20.0) == 0.0
+    assert learned(1000, 20.0) == 1.0
+    assert learned(1000, 500.0) == 0.0

@@ -37,6 +37,7 @@ class Evaluation:
     terminated: float | None  # share of the episodes
     expected: float | None  # discounted return that the agent expected
     observed: float | None  # and that it had
+    updates: int = 0  # of the learner, before it
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,14 @@ class RunRecord:
         if len(self.evaluations) < 2:
             return 0.0
         first, *others = self.evaluations
+        training = [value for row in self.rows if (value := _number(row.get("train_return"))) is not None]
+        before = first.mean
+        if first.updates and training:  # a slow environment's first evaluation: the weights were trained by then
+            before = min(before, training[0])
         spread = pstdev(first.returns) if len(first.returns) > 1 else 0.0
-        greedy = _rise(first.mean, fmean(one.mean for one in others[len(others) // 2 :]), spread)
+        greedy = _rise(before, fmean(one.mean for one in others[len(others) // 2 :]), spread)
         if self.family == "replay":
             return greedy  # training explores: its returns may stay low
-        training = [value for row in self.rows if (value := _number(row.get("train_return"))) is not None]
         if len(training) < 2:
             return greedy
         return min(greedy, _rise(training[0], training[-1], spread))
@@ -222,4 +226,5 @@ def _evaluation(row: Row) -> Evaluation:
         _number(row.get("terminated")),
         _number(row.get("expected_return")),
         _number(row.get("discounted_return")),
+        int(_number(row.get("updates")) or 0),
     )
