@@ -60,6 +60,39 @@ def test_statistics_are_those_of_all_rows_seen(seed: int, rows: int, middle: flo
         assert found.std(axis=0) == pytest.approx(1.0, rel=0.05 if rows > 1 else 0.2)
 
 
+@pytest.mark.parametrize("changes", [{}, ON])
+def test_images_of_codes_are_divided_by_their_maximum(changes: dict[str, Any]) -> None:
+    fields = spec_of().observation | {
+        "observation/codes": Field((7, 7, 3), "uint8"),
+        "observation/marks": Field((7, 7, 3), "bool"),
+        "observation/bytes": Field((5,), "uint8"),
+    }
+    seen = {
+        name: torch.from_numpy(np.full((2, *field.shape), 1 if field.dtype == "bool" else 4, field.dtype))
+        for name, field in fields.items()
+    }
+    spec = EnvSpec(fields, ONE_OF_2)
+    scaled = Normalizer(spec, AgentConfig(image_maximum=8, **changes), CPU).observation(seen)
+    for name in ("observation/eye", "observation/codes"):
+        assert (scaled[name] == 127).all(), "a half of 255"
+    for name in ("observation/marks", "observation/bytes"):
+        assert scaled[name] is seen[name]
+    for config in (AgentConfig(**changes), AgentConfig(image_maximum=8, network="my.encoders:Board", **changes)):
+        as_they_are = Normalizer(spec, config, CPU).observation(seen)
+        assert as_they_are["observation/codes"] is seen["observation/codes"]
+
+
+def test_images_of_codes_are_scaled_in_batches_too() -> None:
+    batch = transitions(np.zeros((4, 3)))
+    eye = torch.full((4, 8, 8), 4, dtype=torch.uint8)
+    seen = {**batch.observation, "observation/eye": eye}
+    batch = batch._replace(observation=seen, next_observation=seen)
+    scaled = Normalizer(spec_of(), AgentConfig(image_maximum=8), CPU).transitions(batch)
+    for side in (scaled.observation, scaled.next_observation):
+        assert (side["observation/eye"] == 127).all()
+        assert not side["observation/eye"].is_floating_point(), "encoders scale floats where they lie"
+
+
 def test_frames_of_a_stack_are_scaled_alike_and_only_the_newest_is_measured() -> None:
     normalizer = Normalizer(spec_of(stack=2), AgentConfig(**ON), CPU)
     rows = np.random.default_rng(0).normal(5.0, 2.0, (400, 2, 3))

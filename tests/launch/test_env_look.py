@@ -53,6 +53,48 @@ def test_more_actions_than_a_run_takes_are_refused_in_words() -> None:
         env_facts(config(Huge, env_kwargs={"seconds": 0.0}), measure=False)
 
 
+class Codes(Sleeps):
+    """Cells of a board of 0 … ``most``, in an image of ``side``; it can be stepped ``steps`` times."""
+
+    def __init__(self, most: int, side: int, steps: int = 1_000_000) -> None:
+        super().__init__(0.0)
+        self.observation_space = gym.spaces.Dict(board=gym.spaces.Box(0, 255, (side, side, 3), np.uint8))  # type: ignore[assignment]
+        self._most, self._side, self._steps = most, side, steps
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"board": np.zeros((self._side, self._side, 3), np.uint8)}, {}
+
+    def step(self, action: Any) -> Any:
+        self._steps -= 1
+        if self._steps < 0:
+            raise RuntimeError("stepped too often")
+        board = np.zeros((self._side, self._side, 3), np.uint8)
+        board[1, 2, 0] = self._most
+        return {"board": board}, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize(
+    ("most", "side", "steps", "largest", "bound"),
+    [
+        (10, 7, 10**6, 10, 16),
+        (8, 7, 10**6, 8, 8),
+        (1, 7, 10**6, 1, 1),
+        (64, 7, 10**6, 64, 64),
+        (65, 7, 10**6, 65, 0),
+        (0, 7, 10**6, 0, 0),
+        (10, 64, 10**6, 0, 0),  # not looked at
+        (10, 7, 20, 0, 0),  # it fails
+    ],
+)
+def test_small_images_of_codes_are_told_by_random_steps(
+    most: int, side: int, steps: int, largest: int, bound: int, serial: bool
+) -> None:
+    kwargs = {"most": most, "side": side, "steps": steps}
+    facts = env_facts(config(Codes, env_kwargs=kwargs, serial=serial), measure=False)
+    assert (facts.largest_byte, facts.codes_bound, facts.step_seconds) == (largest, bound, None)
+
+
 class Ends(Sleeps):
     def step(self, action: Any) -> Any:
         os._exit(3)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from apexrl.spec import EnvSpec
 
+_LARGEST_CODE = 64
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 
 
@@ -19,6 +20,8 @@ class EnvFacts(NamedTuple):
     """Environment steps after which an episode is cut; None: no limit is known."""
     step_seconds: float | None = None
     """Seconds of one step with random actions, resets included; None: not measured."""
+    largest_byte: int = 0
+    """Of all images of bytes in random steps; 0: not looked at, or all are black."""
 
     @property
     def image_side(self) -> int:
@@ -33,6 +36,14 @@ class EnvFacts(NamedTuple):
     def small_image(self) -> bool:
         """Whether there is an image, and none of ``SMALL_IMAGE_SIDE`` pixels."""
         return 0 < self.image_side < SMALL_IMAGE_SIDE
+
+    @property
+    def codes_bound(self) -> int:
+        """The least power of 2 that no byte of a small image exceeded, where these seem to be codes, as of objects, and
+        no brightness: it is at most 64. 0: they do not."""
+        if not self.small_image or not 0 < self.largest_byte <= _LARGEST_CODE:
+            return 0
+        return 1 << (self.largest_byte - 1).bit_length()
 
     @property
     def several_agents(self) -> bool:

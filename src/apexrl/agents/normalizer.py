@@ -27,6 +27,7 @@ GROUP = NORMALIZER
 VARIANCE_FLOOR = 1e-8  # as Stable-Baselines3's VecNormalize has it
 ROUNDING = 1e-10  # of a mean², in float32: a constant observation must not become noise
 SMALLEST_DEVIATION = 1e-4  # of targets (Hessel et al. 2019, section 4)
+_LARGEST_BYTE = 255  # by which encoders divide bytes
 SMALLEST_RATE = 1e-3  # ours: the averages forget after about a thousand updates, as the policy changes what is seen
 SETTLING_UPDATES, PERIOD_UPDATES = 100, 10  # ours: afterwards every tenth batch is measured
 
@@ -120,10 +121,11 @@ class ValueUnits(NamedTuple):
 class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
-    Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them. So
-    does who of a team is there, and for an encoder of the user's own (``network``) all that has three dimensions: it
-    may be an image to it that is too small for convolutions of ours. What each agent of a team sees has one scale for
-    all of them, as they share a network: who of them sees it must not be lost.
+    Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them.
+    Images of bytes whose largest number is another than 255 are stretched for them (``image_maximum``). So stays who of
+    a team is there, and for an encoder of the user's own (``network``) all of three dimensions: it may be an image
+    to it that is too small for convolutions of ours. What each agent of a team sees has one scale for all of them, as
+    they share a network: who of them sees it must not be lost.
 
     Args:
         targets: values are learned in units of their targets, too (PopArt).
@@ -142,6 +144,13 @@ class Normalizer:
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
             and not (config.network and len(spec.each_sees(name).shape) == 3)
         }
+        self._image_maximum = config.image_maximum
+        stretched = config.image_maximum != _LARGEST_BYTE and not config.network
+        self._images = [
+            name
+            for name in (spec.observation if stretched else ())
+            if spec.is_image(name) and spec.each_sees(name).dtype == "uint8"
+        ]
         self._of_team = [name for name in shapes if spec.of_team and is_team(name)]
         # What was achieved and what is desired are compared: one scale for both.
         self._goals = (
@@ -169,6 +178,10 @@ class Normalizer:
     def observation(self, observation: Observation) -> Observation:
         """Scaled, name -> [..., *shape]; what is not measured is handed on."""
         means, limit = self._moments.means, self._limit
+        if self._images:
+            observation = {
+                name: self._stretched(value) if name in self._images else value for name, value in observation.items()
+            }
         if not means:
             return observation
         scaled = {
@@ -178,6 +191,10 @@ class Normalizer:
         if self._goals:
             scaled[ACHIEVED_GOAL] = self._moments.scaled(DESIRED_GOAL, observation[ACHIEVED_GOAL], limit)
         return scaled
+
+    def _stretched(self, image: Tensor) -> Tensor:
+        """Bytes as if ``image_maximum`` were 255, int32: encoders divide by 255 what is no float."""
+        return torch.div(image.to(torch.int32) * _LARGEST_BYTE, self._image_maximum, rounding_mode="floor")
 
     def reward(self, reward: Tensor) -> Tensor:
         """In the units in which returns are learned, like ``reward``, on whatever device that is: servers on a GPU
@@ -230,7 +247,7 @@ class Normalizer:
         """Scaled; the steps of sequences as transitions."""
         if isinstance(batch, Sequences):
             return as_transitions(self.sequences(batch), self._n_step)
-        if self._trained is None and self._reward_scale == 1.0:
+        if self._trained is None and self._reward_scale == 1.0 and not self._images:
             return batch
         return batch._replace(
             observation=self.observation(batch.observation),

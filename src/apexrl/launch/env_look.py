@@ -21,7 +21,10 @@ from apexrl.links.local import worker_messages
 from apexrl.run.spec_json import spec_from_json, spec_to_json
 
 MEASURED_SECONDS = 1.0
-"""Of steps, when their speed is measured."""
+"""Of steps, when their speed is measured or images are looked at."""
+
+_LOOKED_AT_STEPS = 500
+"""Of which images are looked at: as many on all machines, where a step takes less than 2 ms."""
 
 _SLOWEST_SECONDS = 10.0
 """After which a measurement is given up, beside twice the time of making the environment."""
@@ -34,14 +37,17 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
 
     Args:
         config: its environment, ``env_timeout``, ``serial`` and seed count.
-        measure: steps it, to know how long a step takes; a failure of that leaves the time unknown.
+        measure: steps it, to know how long a step takes; a failure of that leaves the time unknown. Where it shows
+            small images of bytes it is stepped in any case, to know how large these become.
 
     Raises:
         EnvError: it cannot be made, or takes longer than ``env_timeout``.
         SpecError: one of its spaces is not supported, or larger than a run's record may say.
     """
     if config.serial:
-        return _looked(config)._replace(step_seconds=_measured(config, MEASURED_SECONDS) if measure else None)
+        facts = _looked(config)
+        wanted = measure or _small_bytes(facts)
+        return _with_steps(facts, _stepped(config, measure), measure) if wanted else facts
     with Interrupts() as interrupts, closing(Supervisor(config, interrupts, _PRELOAD)) as supervisor:
         began = time.monotonic()
         seen = _values(supervisor.answers.of(_look_work, (config,)))
@@ -52,11 +58,11 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
             from apexrl.envs import env_name
 
             raise SpecError(f"environment {env_name(config.env)} is larger than a run can be: {error}") from None
-        if not measure:
+        if not measure and not _small_bytes(facts):
             return facts
         try:  # in another process, which it may end or stop
-            speed = supervisor.answers.within(most, _measure_work, (config, MEASURED_SECONDS))
-            return facts if speed is None else facts._replace(step_seconds=_values(speed)["seconds"])
+            stepped = supervisor.answers.within(most, _step_work, (config, measure))
+            return facts if stepped is None else _with_steps(facts, _values(stepped), measure)
         except (EnvError, WorkerError):
             return facts
 
@@ -79,9 +85,17 @@ def _look_work(channel: socket.socket, config: Config) -> int:
     return 0
 
 
-def _measure_work(channel: socket.socket, config: Config, seconds: float) -> int:
-    worker_messages.send(channel, "speed", {"seconds": _measured(config, seconds)})
+def _step_work(channel: socket.socket, config: Config, timed: bool) -> int:
+    worker_messages.send(channel, "steps", _stepped(config, timed))
     return 0
+
+
+def _small_bytes(facts: EnvFacts) -> bool:
+    return facts.small_image and any(field.dtype == "uint8" for field in facts.spec.observation.values())
+
+
+def _with_steps(facts: EnvFacts, stepped: dict[str, Any], timed: bool) -> EnvFacts:
+    return facts._replace(step_seconds=stepped["seconds"] if timed else None, largest_byte=stepped["largest_byte"])
 
 
 def _looked(config: Config) -> EnvFacts:
@@ -90,20 +104,28 @@ def _looked(config: Config) -> EnvFacts:
     return EnvFacts(*env_spec_and_limit(config.env))
 
 
-def _measured(config: Config, seconds: float) -> float | None:
-    """Seconds of one step with random actions, resets included, without those in which other work had the core; None
-    where the environment raises an error."""
+def _stepped(config: Config, timed: bool) -> dict[str, Any]:
+    """``seconds`` of one step with random actions, resets included, without those in which other work had the core;
+    ``largest_byte`` of images in the first steps. None and 0 where the environment raises an error.
+
+    Args:
+        timed: go on for ``MEASURED_SECONDS``; else that is the longest.
+    """
     from apexrl.envs.make import single_env
     from apexrl.envs.step_cost import RandomSteps, moment
 
     try:
         with single_env(config.env) as env:
             going = RandomSteps(env, config.seed % 2**32)
-            steps, began = 0, moment()
-            while time.perf_counter() - began.clock < seconds or not steps:
+            steps, largest, began = 0, going.largest_byte, moment()
+            while not steps or (
+                time.perf_counter() - began.clock < MEASURED_SECONDS and (timed or steps < _LOOKED_AT_STEPS)
+            ):
                 going.step()
                 steps += 1
+                if steps < _LOOKED_AT_STEPS:
+                    largest = max(largest, going.largest_byte)
             now = moment()
     except (Exception, SystemExit):  # the run will say what is wrong with it, or restart it
-        return None
-    return began.own_until(now) / steps
+        return {"seconds": None, "largest_byte": 0}
+    return {"seconds": began.own_until(now) / steps, "largest_byte": largest}
