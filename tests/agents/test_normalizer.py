@@ -61,7 +61,7 @@ def test_statistics_are_those_of_all_rows_seen(seed: int, rows: int, middle: flo
 
 
 @pytest.mark.parametrize("changes", [{}, ON])
-def test_images_of_codes_are_divided_by_their_maximum(changes: dict[str, Any]) -> None:
+def test_codes_are_divided_by_their_maximum(changes: dict[str, Any]) -> None:
     fields = spec_of().observation | {
         "observation/codes": Field((7, 7, 3), "uint8"),
         "observation/marks": Field((7, 7, 3), "bool"),
@@ -72,22 +72,21 @@ def test_images_of_codes_are_divided_by_their_maximum(changes: dict[str, Any]) -
         for name, field in fields.items()
     }
     spec = EnvSpec(fields, ONE_OF_2)
-    scaled = Normalizer(spec, AgentConfig(image_maximum=8, **changes), CPU).observation(seen)
-    for name in ("observation/eye", "observation/codes"):
+    scaled = Normalizer(spec, AgentConfig(byte_maximum=8, **changes), CPU).observation(seen)
+    for name in ("observation/eye", "observation/codes", "observation/bytes"):
         assert (scaled[name] == 127).all(), "a half of 255"
-    for name in ("observation/marks", "observation/bytes"):
-        assert scaled[name] is seen[name]
-    for config in (AgentConfig(**changes), AgentConfig(image_maximum=8, network="my.encoders:Board", **changes)):
+    assert scaled["observation/marks"] is seen["observation/marks"]
+    for config in (AgentConfig(**changes), AgentConfig(byte_maximum=8, network="my.encoders:Board", **changes)):
         as_they_are = Normalizer(spec, config, CPU).observation(seen)
         assert as_they_are["observation/codes"] is seen["observation/codes"]
 
 
-def test_images_of_codes_are_scaled_in_batches_too() -> None:
+def test_codes_are_scaled_in_batches_too() -> None:
     batch = transitions(np.zeros((4, 3)))
     eye = torch.full((4, 8, 8), 4, dtype=torch.uint8)
     seen = {**batch.observation, "observation/eye": eye}
     batch = batch._replace(observation=seen, next_observation=seen)
-    scaled = Normalizer(spec_of(), AgentConfig(image_maximum=8), CPU).transitions(batch)
+    scaled = Normalizer(spec_of(), AgentConfig(byte_maximum=8), CPU).transitions(batch)
     for side in (scaled.observation, scaled.next_observation):
         assert (side["observation/eye"] == 127).all()
         assert not side["observation/eye"].is_floating_point(), "encoders scale floats where they lie"

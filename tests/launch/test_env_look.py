@@ -54,23 +54,28 @@ def test_more_actions_than_a_run_takes_are_refused_in_words() -> None:
 
 
 class Codes(Sleeps):
-    """Cells of a board of 0 … ``most``, in an image of ``side``; it can be stepped ``steps`` times."""
+    """Codes of 0 … ``most`` in an image of ``side``, or in a vector where that is 0; fails after ``steps`` steps."""
 
     def __init__(self, most: int, side: int, steps: int = 1_000_000) -> None:
         super().__init__(0.0)
-        self.observation_space = gym.spaces.Dict(board=gym.spaces.Box(0, 255, (side, side, 3), np.uint8))  # type: ignore[assignment]
-        self._most, self._side, self._steps = most, side, steps
+        self._shape = (side, side, 3) if side else (5,)
+        board = gym.spaces.Box(0, 255, self._shape, np.uint8)
+        self.observation_space = gym.spaces.Dict(board=board, row=gym.spaces.Discrete(200))  # type: ignore[assignment]
+        self._most, self._steps = most, steps
+
+    def _board(self, largest: int) -> Any:
+        board = np.zeros(self._shape, np.uint8)
+        board[..., 2] = largest
+        return {"board": board, "row": np.int64(150)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"board": np.zeros((self._side, self._side, 3), np.uint8)}, {}
+        return self._board(0), {}
 
     def step(self, action: Any) -> Any:
         self._steps -= 1
         if self._steps < 0:
             raise RuntimeError("stepped too often")
-        board = np.zeros((self._side, self._side, 3), np.uint8)
-        board[1, 2, 0] = self._most
-        return {"board": board}, 0.0, False, False, {}
+        return self._board(self._most), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("serial", [True, False])
@@ -83,11 +88,12 @@ class Codes(Sleeps):
         (64, 7, 10**6, 64, 64),
         (65, 7, 10**6, 65, 0),
         (0, 7, 10**6, 0, 0),
+        (10, 0, 10**6, 10, 16),
         (10, 64, 10**6, 0, 0),  # not looked at
         (10, 7, 20, 0, 0),  # it fails
     ],
 )
-def test_small_images_of_codes_are_told_by_random_steps(
+def test_codes_are_told_by_random_steps(
     most: int, side: int, steps: int, largest: int, bound: int, serial: bool
 ) -> None:
     kwargs = {"most": most, "side": side, "steps": steps}

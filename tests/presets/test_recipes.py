@@ -97,14 +97,16 @@ def test_defaults_depend_on_facts_and_on_no_name() -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_small_images_of_codes_are_divided_by_what_they_reach(agent: str) -> None:
+def test_codes_are_divided_by_what_they_reach(agent: str) -> None:
     topology = unseen.default_topology(agent)
 
     def maximum(side: int, largest: int, recipe: unseen.Recipe = "default") -> float:
-        spec = EnvSpec({"observation": Field((side, side, 3), "uint8")}, unseen.assumed_facts(agent).spec.action)
-        return unseen.with_recipe(agent, topology, EnvFacts(spec, 200, None, largest), recipe).agent.image_maximum
+        shape = (side, side, 3) if side else (5,)
+        spec = EnvSpec({"observation": Field(shape, "uint8")}, unseen.assumed_facts(agent).spec.action)
+        return unseen.with_recipe(agent, topology, EnvFacts(spec, 200, None, largest), recipe).agent.byte_maximum
 
     assert [maximum(7, largest) for largest in (0, 1, 5, 8, 9, 64, 65, 255)] == [255, 1, 8, 8, 16, 64, 255, 255]
+    assert maximum(0, 5) == 8
     assert maximum(84, 8) == maximum(7, 8, "paper") == 255
 
 

@@ -248,7 +248,7 @@ def default_settings(
         found["gamma"] = _within_episode(found["gamma"], facts.time_limit)
     if facts.codes_bound:
         # Divided by 255, a MiniGrid of 5 x 5 cells with a door taught ppo nothing in 120,000 steps.
-        found["image_maximum"] = facts.codes_bound
+        found["byte_maximum"] = facts.codes_bound
     if "capacity" in found:
         found |= _room(found, "sequence_stride" in found, facts)
     if env_steps and _of_family(agent, facts) is _Q_VECTORS:  # also a short run is to act by what it learned

@@ -5,10 +5,22 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from apexrl.spec import EnvSpec
+from apexrl.spec import ACTION_MASK, PRESENT, EnvSpec
 
 _LARGEST_CODE = 64
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
+
+
+def byte_fields(spec: EnvSpec) -> tuple[str, ...]:
+    """Names of images and vectors of bytes, which encoders divide by 255; texts, categories and masks are none."""
+    return tuple(
+        name
+        for name, field in spec.observation.items()
+        if field.dtype == "uint8"
+        and name not in (ACTION_MASK, PRESENT)
+        and name not in spec.categories
+        and not spec.varies(name)
+    )
 
 
 class EnvFacts(NamedTuple):
@@ -21,7 +33,7 @@ class EnvFacts(NamedTuple):
     step_seconds: float | None = None
     """Seconds of one step with random actions, resets included; None: not measured."""
     largest_byte: int = 0
-    """Of all images of bytes in random steps; 0: not looked at, or all are black."""
+    """Of all images and vectors of bytes in random steps; 0: not looked at, or all are 0."""
 
     @property
     def image_side(self) -> int:
@@ -38,10 +50,15 @@ class EnvFacts(NamedTuple):
         return 0 < self.image_side < SMALL_IMAGE_SIDE
 
     @property
+    def shows_small_bytes(self) -> bool:
+        """Whether there are images or vectors of bytes, and no large image."""
+        return self.image_side < SMALL_IMAGE_SIDE and bool(byte_fields(self.spec))
+
+    @property
     def codes_bound(self) -> int:
-        """The least power of 2 that no byte of a small image exceeded, where these seem to be codes, as of objects, and
-        no brightness: it is at most 64. 0: they do not."""
-        if not self.small_image or not 0 < self.largest_byte <= _LARGEST_CODE:
+        """The least power of 2 that no byte exceeded, where these seem to be codes, as of objects, and no brightness:
+        it is at most 64, and no image is large. 0: they do not."""
+        if not self.shows_small_bytes or not 0 < self.largest_byte <= _LARGEST_CODE:
             return 0
         return 1 << (self.largest_byte - 1).bit_length()
 

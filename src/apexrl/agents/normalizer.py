@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from apexrl.agents.env_facts import byte_fields
 from apexrl.agents.sequence_batch import Sequences
 from apexrl.agents.sequence_steps import as_transitions
 from apexrl.agents.trained_network import Trained
@@ -122,8 +123,8 @@ class Normalizer:
     """Scales what an agent reads, as ``normalize_observations``, ``normalize_returns`` and ``reward_scale`` say.
 
     Fields of images, of categories, of uint8 and of variable length stay as they are: encoders scale or encode them.
-    Images of bytes whose largest number is another than 255 are stretched for them (``image_maximum``). So stays who of
-    a team is there, and for an encoder of the user's own (``network``) all of three dimensions: it may be an image
+    Bytes whose largest number is another than 255 are stretched for them (``byte_maximum``). So stays who of a team is
+    there, and for an encoder of the user's own (``network``) all bytes and all of three dimensions: it may be an image
     to it that is too small for convolutions of ours. What each agent of a team sees has one scale for all of them, as
     they share a network: who of them sees it must not be lost.
 
@@ -144,13 +145,9 @@ class Normalizer:
             and not (name in spec.categories or spec.is_image(name) or spec.varies(name))
             and not (config.network and len(spec.each_sees(name).shape) == 3)
         }
-        self._image_maximum = config.image_maximum
-        stretched = config.image_maximum != _LARGEST_BYTE and not config.network
-        self._images = [
-            name
-            for name in (spec.observation if stretched else ())
-            if spec.is_image(name) and spec.each_sees(name).dtype == "uint8"
-        ]
+        self._byte_maximum = config.byte_maximum
+        stretched = config.byte_maximum != _LARGEST_BYTE and not config.network
+        self._bytes = byte_fields(spec) if stretched else ()
         self._of_team = [name for name in shapes if spec.of_team and is_team(name)]
         # What was achieved and what is desired are compared: one scale for both.
         self._goals = (
@@ -178,9 +175,9 @@ class Normalizer:
     def observation(self, observation: Observation) -> Observation:
         """Scaled, name -> [..., *shape]; what is not measured is handed on."""
         means, limit = self._moments.means, self._limit
-        if self._images:
+        if self._bytes:
             observation = {
-                name: self._stretched(value) if name in self._images else value for name, value in observation.items()
+                name: self._stretched(value) if name in self._bytes else value for name, value in observation.items()
             }
         if not means:
             return observation
@@ -192,9 +189,9 @@ class Normalizer:
             scaled[ACHIEVED_GOAL] = self._moments.scaled(DESIRED_GOAL, observation[ACHIEVED_GOAL], limit)
         return scaled
 
-    def _stretched(self, image: Tensor) -> Tensor:
-        """Bytes as if ``image_maximum`` were 255, int32: encoders divide by 255 what is no float."""
-        return torch.div(image.to(torch.int32) * _LARGEST_BYTE, self._image_maximum, rounding_mode="floor")
+    def _stretched(self, values: Tensor) -> Tensor:
+        """Bytes as if ``byte_maximum`` were 255, int32: encoders divide by 255 what is no float."""
+        return torch.div(values.to(torch.int32) * _LARGEST_BYTE, self._byte_maximum, rounding_mode="floor")
 
     def reward(self, reward: Tensor) -> Tensor:
         """In the units in which returns are learned, like ``reward``, on whatever device that is: servers on a GPU
@@ -247,7 +244,7 @@ class Normalizer:
         """Scaled; the steps of sequences as transitions."""
         if isinstance(batch, Sequences):
             return as_transitions(self.sequences(batch), self._n_step)
-        if self._trained is None and self._reward_scale == 1.0 and not self._images:
+        if self._trained is None and self._reward_scale == 1.0 and not self._bytes:
             return batch
         return batch._replace(
             observation=self.observation(batch.observation),

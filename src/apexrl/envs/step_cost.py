@@ -66,7 +66,7 @@ class RandomSteps:
 
     @property
     def largest_byte(self) -> int:
-        """Of the images of bytes in the newest observation; 0: there is none."""
+        """Of the images and vectors of bytes in the newest observation; 0: there is none."""
         return _largest_byte(self._seen)
 
     def step(self) -> None:
@@ -79,7 +79,7 @@ class RandomSteps:
 def _largest_byte(seen: Any) -> int:
     if isinstance(seen, (dict, tuple)):
         return max(map(_largest_byte, seen.values() if isinstance(seen, dict) else seen), default=0)
-    of_bytes = isinstance(seen, np.ndarray) and seen.dtype == np.uint8 and seen.ndim >= 2
+    of_bytes = isinstance(seen, np.ndarray) and seen.dtype == np.uint8 and seen.ndim >= 1
     return int(seen.max(initial=0)) if of_bytes else 0
 
 

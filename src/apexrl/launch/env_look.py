@@ -21,10 +21,10 @@ from apexrl.links.local import worker_messages
 from apexrl.run.spec_json import spec_from_json, spec_to_json
 
 MEASURED_SECONDS = 1.0
-"""Of steps, when their speed is measured or images are looked at."""
+"""Of steps, when their speed is measured or bytes are looked at."""
 
 _LOOKED_AT_STEPS = 500
-"""Of which images are looked at: as many on all machines, where a step takes less than 2 ms."""
+"""Of which bytes are looked at: as many on all machines, where a step takes less than 2 ms."""
 
 _SLOWEST_SECONDS = 10.0
 """After which a measurement is given up, beside twice the time of making the environment."""
@@ -38,7 +38,7 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
     Args:
         config: its environment, ``env_timeout``, ``serial`` and seed count.
         measure: steps it, to know how long a step takes; a failure of that leaves the time unknown. Where it shows
-            small images of bytes it is stepped in any case, to know how large these become.
+            bytes and no large image it is stepped in any case, to know how large these become.
 
     Raises:
         EnvError: it cannot be made, or takes longer than ``env_timeout``.
@@ -46,7 +46,7 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
     """
     if config.serial:
         facts = _looked(config)
-        wanted = measure or _small_bytes(facts)
+        wanted = measure or facts.shows_small_bytes
         return _with_steps(facts, _stepped(config, measure), measure) if wanted else facts
     with Interrupts() as interrupts, closing(Supervisor(config, interrupts, _PRELOAD)) as supervisor:
         began = time.monotonic()
@@ -58,7 +58,7 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
             from apexrl.envs import env_name
 
             raise SpecError(f"environment {env_name(config.env)} is larger than a run can be: {error}") from None
-        if not measure and not _small_bytes(facts):
+        if not measure and not facts.shows_small_bytes:
             return facts
         try:  # in another process, which it may end or stop
             stepped = supervisor.answers.within(most, _step_work, (config, measure))
@@ -90,10 +90,6 @@ def _step_work(channel: socket.socket, config: Config, timed: bool) -> int:
     return 0
 
 
-def _small_bytes(facts: EnvFacts) -> bool:
-    return facts.small_image and any(field.dtype == "uint8" for field in facts.spec.observation.values())
-
-
 def _with_steps(facts: EnvFacts, stepped: dict[str, Any], timed: bool) -> EnvFacts:
     return facts._replace(step_seconds=stepped["seconds"] if timed else None, largest_byte=stepped["largest_byte"])
 
@@ -106,7 +102,7 @@ def _looked(config: Config) -> EnvFacts:
 
 def _stepped(config: Config, timed: bool) -> dict[str, Any]:
     """``seconds`` of one step with random actions, resets included, without those in which other work had the core;
-    ``largest_byte`` of images in the first steps. None and 0 where the environment raises an error.
+    ``largest_byte`` of the first steps. None and 0 where the environment raises an error.
 
     Args:
         timed: go on for ``MEASURED_SECONDS``; else that is the longest.
