@@ -101,6 +101,36 @@ def test_codes_are_told_by_random_steps(
     assert (facts.largest_byte, facts.codes_bound, facts.step_seconds) == (largest, bound, None)
 
 
+class Lists(Codes):
+    """Shows int64 in place of bytes, as runs allow, beside a text, whose bytes are no codes. One code comes late."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__(5, 7)
+        self.observation_space["say"] = gym.spaces.Text(9)  # type: ignore[index]
+        self._late, self._made = late, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._shown(super().reset()[0]), {}
+
+    def step(self, action: Any) -> Any:
+        self._made += 1
+        self._most = 20 if self._made == self._late else 5
+        seen, *others = super().step(action)
+        return self._shown(seen), *others
+
+    def _shown(self, seen: Any) -> Any:
+        return {"board": seen["board"].astype(np.int64), "say": "zzz"}
+
+
+@pytest.mark.parametrize(("late", "largest"), [(500, 20), (501, 5)])
+def test_codes_are_looked_at_in_500_steps_whatever_array_shows_them(
+    late: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env_look, "MEASURED_SECONDS", 60.0)
+    facts = env_facts(config(Lists, env_kwargs={"late": late}, serial=True), measure=False)
+    assert facts.largest_byte == largest
+
+
 class Ends(Sleeps):
     def step(self, action: Any) -> Any:
         os._exit(3)

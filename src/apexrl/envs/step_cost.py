@@ -6,7 +6,6 @@ import time
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 
 from apexrl.envs.action_masks import random_action
 from apexrl.envs.lockstep import EnvCall
@@ -65,22 +64,15 @@ class RandomSteps:
         self._seen, _ = env.reset(seed=seed)
 
     @property
-    def largest_byte(self) -> int:
-        """Of the images and vectors of bytes in the newest observation; 0: there is none."""
-        return _largest_byte(self._seen)
+    def seen(self) -> Any:
+        """The newest observation."""
+        return self._seen
 
     def step(self) -> None:
         action = random_action(self._env.action_space, self._seen)
         self._seen, _, terminated, truncated, _ = self._env.step(action)
         if terminated or truncated:
             self._seen, _ = self._env.reset()
-
-
-def _largest_byte(seen: Any) -> int:
-    if isinstance(seen, (dict, tuple)):
-        return max(map(_largest_byte, seen.values() if isinstance(seen, dict) else seen), default=0)
-    of_bytes = isinstance(seen, np.ndarray) and seen.dtype == np.uint8 and seen.ndim >= 1
-    return int(seen.max(initial=0)) if of_bytes else 0
 
 
 def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:

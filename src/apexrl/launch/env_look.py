@@ -8,10 +8,14 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from apexrl.agents.env_facts import EnvFacts
+import gymnasium as gym
+import numpy as np
+
+from apexrl.agents.env_facts import EnvFacts, byte_fields
 from apexrl.config import Config
 from apexrl.errors import EnvError, SpecError, WorkerError
 from apexrl.launch.interrupts import Interrupts
@@ -25,6 +29,9 @@ MEASURED_SECONDS = 1.0
 
 _LOOKED_AT_STEPS = 500
 """Of which bytes are looked at: as many on all machines, where a step takes less than 2 ms."""
+
+_SEED = 0
+"""Of the steps: all seeds of a study are to have the same settings."""
 
 _SLOWEST_SECONDS = 10.0
 """After which a measurement is given up, beside twice the time of making the environment."""
@@ -112,16 +119,26 @@ def _stepped(config: Config, timed: bool) -> dict[str, Any]:
 
     try:
         with single_env(config.env) as env:
-            going = RandomSteps(env, config.seed % 2**32)
-            steps, largest, began = 0, going.largest_byte, moment()
+            going, largest_of = RandomSteps(env, _SEED), _largest_byte(env)
+            steps, largest, began = 0, largest_of(going.seen), moment()
             while not steps or (
                 time.perf_counter() - began.clock < MEASURED_SECONDS and (timed or steps < _LOOKED_AT_STEPS)
             ):
                 going.step()
                 steps += 1
-                if steps < _LOOKED_AT_STEPS:
-                    largest = max(largest, going.largest_byte)
+                if steps <= _LOOKED_AT_STEPS:
+                    largest = max(largest, largest_of(going.seen))
             now = moment()
     except (Exception, SystemExit):  # the run will say what is wrong with it, or restart it
         return {"seconds": None, "largest_byte": 0}
     return {"seconds": began.own_until(now) / steps, "largest_byte": largest}
+
+
+def _largest_byte(env: gym.Env[Any, Any]) -> Callable[[Any], int]:
+    """Of an observation's images and vectors of bytes, as whatever array or list it shows them; 0: it has none."""
+    from apexrl.envs.spaces import LIMIT, observation_leaves, spec_of
+
+    leaves = observation_leaves(env.observation_space, LIMIT)
+    names = byte_fields(spec_of(leaves, env.action_space))
+    bytes_of = [leaf.of for leaf in leaves if leaf.name in names]
+    return lambda seen: max((int(np.max(of(seen))) for of in bytes_of), default=0)
