@@ -155,6 +155,16 @@ def test_flags_and_keywords_win_over_the_defaults(started: list[Config], looked:
     assert [(look.env.env, look.env.stack, look.env.env_kwargs) for look in looked] == [("Any-v0", 2, {"a": 1})] * 2
 
 
+def test_the_environment_is_looked_at_as_the_run_makes_it(started: list[Config], looked: list[Config]) -> None:
+    words = ["--mask-in-info", "--max-sequence-length", "9", "--cut-long-sequences"]
+    assert main.main(["train", "--env", "Any-v0", "--agent", "dqn", *words]) == 0
+    given: dict[str, Any] = {"mask_in_info": True, "max_sequence_length": 9, "cut_long_sequences": True}
+    apexrl.train(env="Any-v0", agent="dqn", show=False, **given)
+    for look in looked:
+        assert (look.env.mask_in_info, look.env.max_sequence_length, look.env.cut_long_sequences) == (True, 9, True)
+    assert len(looked) == 2
+
+
 def test_a_topology_brings_its_agent_with_that_ones_settings(started: list[Config]) -> None:
     assert main.main(["train", "--env", "Any-v0", "--topology", "ga3c"]) == 0
     apexrl.train(env="Any-v0", topology="ga3c", show=False)

@@ -25,6 +25,7 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 Recipe = Literal["none", "default", "paper"]
 
 LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
+             "mask_in_info", "max_sequence_length", "cut_long_sequences",
              *AgentGameSettings.__dataclass_fields__,
              "env_timeout", "stall_timeout", "serial", "seed", "env_steps", "memory", "learners")  # fmt: skip
 """Settings that count before an agent is chosen."""
