@@ -204,9 +204,10 @@ def test_simulators_die_with_their_actor(tmp_path: Path) -> None:
 
     def act(status: RunStatus) -> bool:
         made = all(worker.state not in ("starting", "restarting") for worker in status.workers)
-        if not killed and made and status.updates > 20:
+        actors = pids_of(status, "actor")  # they may act before their pids are told
+        if not killed and made and actors and status.updates > 20:
             before.extend(pid_file.read_text().split())
-            killed.append(pids_of(status, "actor")[0])
+            killed.append(actors[0])
             os.kill(killed[0], signal.SIGKILL)
         return goes_on(status)
 

@@ -49,8 +49,8 @@ class LearningSettings:
     normalize_observations: bool = False
     """Scales observations to mean 0 and deviation 1 by running statistics. Bytes are divided by 255 instead."""
     byte_maximum: Annotated[int, Range(1, 255), Needs("network", ("",))] = 255
-    """Images and vectors of bytes are divided by this in place of 255. Without a preset it is the least power of 2 that
-    none exceeds in random steps, if that is at most 64 and no image is large: such bytes are codes, as MiniGrid's."""
+    """Images and vectors of bytes are divided by this in place of 255.
+    Without a preset: the least power of 2 that no byte exceeds in random steps, if at most 64 and no image is large."""
     observation_clip: Annotated[float, Range(above=0), Needs("normalize_observations")] = 10.0
     """Bound of scaled observations, in deviations (Stable-Baselines3's VecNormalize: 10)."""
     normalize_returns: bool = False
