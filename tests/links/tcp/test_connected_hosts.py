@@ -306,6 +306,7 @@ def test_a_beat_that_a_gateway_counted_before_it_was_killed_is_not_counted_again
         host.beat([2.0], [20])
         assert place.gateway.news().returns == [2.0]
     host.leave()
+    until(lambda: place.gateway.counts.hosts == 0)
     other = place.host()  # in the same slots, with numbers of its own
     other.connect()
     other.join(2)
