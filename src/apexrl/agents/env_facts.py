@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from apexrl.spec import ACTION_MASK, PRESENT, EnvSpec
 
-_LARGEST_CODE = 64
+_LARGEST_CODE = 64  # ours; MiniGrid's are at most 10
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
 
 
