@@ -134,6 +134,7 @@ EXPLORATION = {
 IMAGES = {"encoder", "precision", "encoder_width"}  # means nothing to vectors: tests/networks/test_encoders.py
 # change what acting adds, not what is learned (test_acting_noise, test_dqn_family)
 ACTING = {"pink_noise", "noise_period"}
+BOXES = {"initial_std"}  # means nothing to choices: test_actor_critic
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -191,7 +192,9 @@ def test_what_is_offered_matters_and_what_is_not_does_not(name: str, change: dic
         others = {key: OTHER[key] for key in OTHER if key in means_nothing}
         others |= {key: not getattr(start, key) for key in FLIPPED & means_nothing}
         assert list(outcome(game, batches, dataclasses.replace(start, **others))) == whole
-        for key in SOME - means_nothing - EXPLORATION - ACTING - TOLD - KEPT - DRAWN - IMAGES - {"distribution"}:
+        for key in (
+            SOME - means_nothing - EXPLORATION - ACTING - TOLD - KEPT - DRAWN - IMAGES - BOXES - {"distribution"}
+        ):
             value = not getattr(start, key) if key in FLIPPED else OTHER[key]
             value = SECOND[key] if value == getattr(start, key) else value
             changed = outcome(game, batches, dataclasses.replace(start, **{key: value}))
@@ -265,7 +268,9 @@ def test_exploration_is_offered_to_those_who_heed_it(name: str) -> None:
 
 
 def test_every_setting_of_some_has_another_value() -> None:
-    assert OTHER.keys() | FLIPPED | EXPLORATION | ACTING | TOLD | KEPT | DRAWN | IMAGES | {"distribution"} == SOME
+    assert (
+        OTHER.keys() | FLIPPED | EXPLORATION | ACTING | TOLD | KEPT | DRAWN | IMAGES | BOXES | {"distribution"} == SOME
+    )
     assert AGENTS.keys() == READS.keys()
     assert SOME <= OWN | KEPT
 

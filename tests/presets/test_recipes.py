@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from env_kinds import ACTIONS, OBSERVATIONS, acting_on, facts
 
@@ -217,6 +218,20 @@ def test_step_sizes_fall_only_where_the_end_is_known() -> None:
     assert paper_settings("impala", facts(seen="image"))["encoder"] == "shallow"
     assert "encoder" not in paper_settings("impala", facts(seen="small image"))
     assert paper_settings("ppo", facts("box"), 1)["anneal"]
+
+
+@pytest.mark.parametrize("agent", ["a2c", "impala", "ppo", "appo"])
+def test_first_actions_of_several_joints_are_smaller(agent: str) -> None:
+    def std(joints: int, seen: str = "vector", topology: str = "impala") -> Any:
+        bound = np.ones(joints, np.float32)
+        action = ActionSpec((joints,), "float32", low=-bound, high=bound)
+        found = default_settings.default_settings(agent, topology, EnvFacts(EnvSpec(OBSERVATIONS[seen], action)))
+        return found.get("initial_std", 1.0)
+
+    assert [std(joints) for joints in (1, 2, 3, 17)] == [1.0, 1.0, 0.35, 0.35]
+    assert std(6, topology="ga3c") == 0.35
+    assert std(3, "image") == 1.0
+    assert paper_settings(agent, facts("box"), 1).get("initial_std", 1.0) == 1.0
 
 
 def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:

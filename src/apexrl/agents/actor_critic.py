@@ -7,6 +7,7 @@ everything else: memory, continuous actions, several epochs and minibatches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
@@ -141,6 +142,7 @@ class ActorCritic:
                 layer_choice(config),
                 config.central_value,
                 SMALL_VALUE_GAIN if config.central_value and config.normalize_returns else 1.0,
+                math.log(config.initial_std),
             ).to(self._device)
         memory = network.recurrent.memory if network.recurrent is not None else None
         self._memory_shapes = memory.fields if memory is not None else {}

@@ -335,6 +335,8 @@ class ActorCriticSettings:
     """Bound of a value's change in one update, in units of return; 0: none (OpenAI's PPO: 0.2)."""
     entropy_coefficient: Annotated[float, Range(0)] = 0.01
     """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
+    initial_std: Annotated[float, Range(0.01, 7.0)] = 1.0
+    """Standard deviation of the first actions in a box, half of whose width is 1 (CleanRL's and SB3's PPO: 1)."""
     normalize_advantages: bool = False
     """Scales the advantages of a minibatch to mean 0 and standard deviation 1 (PPO)."""
     summed_loss: bool = False

@@ -28,8 +28,8 @@ class PolicyValue(nn.Module):
     Args:
         hidden: units of the trunk's fully connected layers for vectors.
         outputs: numbers that the policy head says of an observation.
-        free: numbers beside them that are parameters of their own, the same for all observations, and 0 at first: log σ
-            of a Gaussian (CleanRL's PPO, Stable-Baselines3).
+        free: numbers beside them that are parameters of their own, the same for all observations: log σ of a Gaussian
+            (CleanRL's PPO, Stable-Baselines3).
         memory: which one, if any.
         image_units: units of the fully connected layer behind convolutions.
         network: an encoder of your own (``encoder_for``).
@@ -37,6 +37,7 @@ class PolicyValue(nn.Module):
         central: so it has, with a memory too, and it alone sees the state of the environment; it has no memory.
         choice: which layers encoders have.
         value_gain: of the value head's orthogonal start.
+        free_start: the first value of the ``free`` numbers.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class PolicyValue(nn.Module):
         choice: LayerChoice = PLAIN,
         central: bool = False,
         value_gain: float = 1.0,
+        free_start: float = 0.0,
     ) -> None:
         super().__init__()
         assert not (separate and memory), "values with a memory of their own would need its state"
@@ -69,7 +71,7 @@ class PolicyValue(nn.Module):
         self.policy = nn.Linear(features, outputs)
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
         nn.init.zeros_(self.policy.bias)
-        self.free = nn.Parameter(torch.zeros(free)) if free else None
+        self.free = nn.Parameter(torch.full((free,), free_start)) if free else None
         self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
         self.value = nn.Linear(features if value_trunk is None else value_trunk.features, 1)
         nn.init.orthogonal_(self.value.weight, value_gain)
