@@ -221,16 +221,19 @@ def test_step_sizes_fall_only_where_the_end_is_known() -> None:
 
 
 @pytest.mark.parametrize("agent", ["a2c", "impala", "ppo", "appo"])
-def test_first_actions_of_several_joints_are_smaller(agent: str) -> None:
-    def std(joints: int, seen: str = "vector", topology: str = "impala") -> Any:
+def test_first_actions_of_several_joints_are_smaller_and_so_are_ppos_steps(agent: str) -> None:
+    def found(joints: int, seen: str = "vector", topology: str = "impala") -> tuple[Any, Any]:
         bound = np.ones(joints, np.float32)
         action = ActionSpec((joints,), "float32", low=-bound, high=bound)
-        found = default_settings.default_settings(agent, topology, EnvFacts(EnvSpec(OBSERVATIONS[seen], action)))
-        return found.get("initial_std", 1.0)
+        known = EnvFacts(EnvSpec(OBSERVATIONS[seen], action))
+        values = default_settings.default_settings(agent, topology, known)
+        return values.get("initial_std", 1.0), values["learning_rate"]
 
-    assert [std(joints) for joints in (1, 2, 3, 17)] == [1.0, 1.0, 0.35, 0.35]
-    assert std(6, topology="ga3c") == 0.35
-    assert std(3, "image") == 1.0
+    (_, few), (_, several) = found(2), found(3)
+    assert [found(joints)[0] for joints in (1, 2, 3, 17)] == [1.0, 1.0, 0.35, 0.35]
+    assert several == (few / 2 if agent == "ppo" else few)
+    assert found(6, topology="ga3c") == (0.35, several)
+    assert found(3, "image")[0] == 1.0
     assert paper_settings(agent, facts("box"), 1).get("initial_std", 1.0) == 1.0
 
 
