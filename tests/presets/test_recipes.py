@@ -237,6 +237,13 @@ def test_first_actions_of_several_joints_are_smaller_and_so_are_ppos_steps(agent
     assert paper_settings(agent, facts("box"), 1).get("initial_std", 1.0) == 1.0
 
 
+def test_policies_of_several_joints_are_explored_with_independent_noise_where_ratios_are_clipped() -> None:
+    for agent in ("a2c", "impala", "ppo", "appo"):
+        found = default_settings.default_settings(agent, "impala", facts("box"))
+        assert found["pink_noise"] == (agent in ("a2c", "impala"))
+        assert default_settings.default_settings(agent, "impala", facts())["pink_noise"]
+
+
 def test_a2c_learns_from_fewer_steps_at_a_time_in_boxes() -> None:
     steps = {}
     for kind in ("discrete", "box"):
