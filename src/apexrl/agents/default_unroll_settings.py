@@ -71,7 +71,7 @@ _UNROLLS_BOXES_VECTORS: Mapping[str, Settings] = {
     "appo": _SMALL_FIRST_STEPS,
 }
 # With 1 a third of the first actions of each joint are its bounds, and HalfCheetah came to 1550 in 500,000 steps of
-# ppo; with 0.13 to 0.41 to 3000 and more. A lander of two engines learned less with 0.71.
+# ppo; with 0.13 to 0.41 to 2990 and more. A lander of two engines learned less with 0.71.
 _SEVERAL_JOINTS: Mapping[str, Settings] = {
     **{agent: {"initial_std": 0.35} for agent in ("a2c", "impala")},
     # By pink noise one seed of ppo came to 1600 in each of three runs, by independent noise to 3840.
