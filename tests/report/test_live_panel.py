@@ -244,6 +244,9 @@ def test_closing_lines() -> None:
     assert closing_line({"stopped_by": "interrupted", "final_eval_return": None}).plain.startswith(
         "Stopped after 00:00"
     )
+    assert closing_line({"stopped_by": "minutes", "final_eval_return": None, "train_return": -20.31}).plain.endswith(
+        "; no final evaluation; the last training episodes returned -20.3"
+    )
     assert "nothing was learned" not in closing_line(good).plain
     assert "nothing was learned" not in closing_line(good | {"updates": 0, "stopped_by": "error"}).plain
     assert "0 updates; nothing was learned: there was no batch yet (--batch-size; a prioritized replay first holds" in (

@@ -350,3 +350,36 @@ def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
         measured.append([values["returns"] for values in stage.values("evaluation")])
     assert measured[0] == measured[1]
     assert len(measured[0]) == 3
+
+
+@pytest.mark.parametrize(("ended", "serial", "played"), [(100, False, 2), (0, False, 1), (100, True, 6)])
+def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
+    stage: Any, ended: int, serial: bool, played: int
+) -> None:
+    spec, weights = published(1)
+    config = replace(CONFIG, serial=serial)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    evaluator.step()
+    assert evaluator._trial is not None
+    evaluator._trial._began -= 39.0  # nearly ten seconds for a step of each of the four environments
+    stage.run.totals.update(episodes=ended, env_steps=ended)  # of one step each; none: the limit of 500 is expected
+    publish(weights, spec, 2, seed=9)
+    evaluator.close()
+    lengths = [len(values["returns"]) for values in stage.values("evaluation")]
+    assert lengths
+    assert set(lengths) == {played}
+    said = [values["text"] for values in stage.values("log")]
+    assert [f"plays {played} of 6" in text for text in said] == [True] * (not serial)
+
+
+def test_environments_that_owe_no_episode_are_not_stepped() -> None:
+    def played(envs: int) -> tuple[list[float], int]:
+        Drawn.made = 0
+        env = make_vector(EnvConfig(env=Drawn), envs, 0)
+        trial = Trial(Still(), env, FrameStack(1, envs, env.spec.observation), 2, 3)  # type: ignore[arg-type]
+        while trial.step():
+            pass
+        env.close()
+        return trial.returns, Drawn.made
+
+    assert played(4) == played(2)

@@ -143,7 +143,10 @@ class Single:
         changes: Changes = EnvChange,
     ) -> None:
         self._env, self._name, self._number = env, name, number
-        self._leaves = [(leaf, leaf.path, leaf.name, leaf.plain(), leaf.field.shape) for leaf in leaves]
+        self._leaves = [
+            (leaf, leaf.path[0] if leaf.path else None, leaf.path[1:], leaf.name, leaf.plain(), leaf.field.shape)
+            for leaf in leaves
+        ]
         self._cut = 0  # of this episode's observations
         self._info_metrics, self._changes = info_metrics, changes
         self._change = EnvChange()  # that it has taken
@@ -229,11 +232,12 @@ class Single:
     def _store(self, observation: Any, rows: Rows) -> None:
         kept, row = rows.observation, self._number
         try:
-            for leaf, path, name, dtypes, shape in self._leaves:
-                value = observation
+            for leaf, first, further, name, dtypes, shape in self._leaves:
                 try:
-                    for key in path:
-                        value = value[key]
+                    value = observation if first is None else observation[first]
+                    if further:
+                        for key in further:
+                            value = value[key]
                 except (KeyError, IndexError, TypeError):
                     value = None
                 # Most are written as they are; `store` takes half as long again

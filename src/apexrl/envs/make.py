@@ -179,12 +179,15 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
 
 
 def has_limit(config: EnvConfig) -> bool:
-    """Whether an environment that was made is known to end its episodes: by the limit of ``config``, that of Atari
-    games or EnvPool, or the one that it is registered with."""
-    name = env_name(config)
-    registered = gym.registry.get(name.rpartition(":")[2])
-    given = config.max_episode_steps or config.atari or name.startswith(PREFIX)  # EnvPool's tasks all have one
-    return bool(given or (registered and registered.max_episode_steps))
+    """Whether an environment that was made is known to end its episodes: by a ``known_limit``, or that of Atari games
+    or EnvPool."""
+    return bool(known_limit(config) or config.atari or env_name(config).startswith(PREFIX))  # EnvPool's tasks all do
+
+
+def known_limit(config: EnvConfig) -> int:
+    """The steps after which ``config``, or what an environment is registered with, cuts an episode; 0: not known."""
+    registered = gym.registry.get(env_name(config).rpartition(":")[2])
+    return config.max_episode_steps or (registered and registered.max_episode_steps) or 0
 
 
 @contextmanager

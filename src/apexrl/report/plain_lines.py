@@ -174,6 +174,8 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     if best is not None:
         words += f"; return over {summary.get('final_eval_episodes')} fresh episodes: best weights {number(best)}"
         words += "" if last is None else f", last weights {number(last)}"
+    elif (trained := summary.get("train_return")) is not None:
+        words += f"; no final evaluation; the last training episodes returned {number(trained)}"
     return Text.assemble(begin, words)
 
 

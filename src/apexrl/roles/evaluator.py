@@ -24,6 +24,7 @@ from apexrl.spec import Array, EnvSpec
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
+_FINAL_TRIALS = 3  # of the newest weights, and then of the best and the last
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -52,7 +53,8 @@ class Evaluator:
     evaluation is given up where it takes long and there are others.
 
     These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
-    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others.
+    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others. All that
+    follows training takes about as long as the run did, or a minute: where episodes are slow, fewer are played.
     """
 
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
@@ -60,7 +62,7 @@ class Evaluator:
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class
         from apexrl.envs import FrameStack
-        from apexrl.envs.make import has_limit
+        from apexrl.envs.make import has_limit, known_limit
 
         settings = config.evaluator
         envs = min(settings.eval_envs, settings.eval_episodes)
@@ -75,6 +77,7 @@ class Evaluator:
         players = opponents(context, config, config.env.eval_opponents)
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
         self._limited = self._env.time_limit is not None or has_limit(config.env)
+        self._limit = known_limit(config.env)
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
@@ -87,6 +90,8 @@ class Evaluator:
 
         self._newest = Candidate(0, {}, 0, 0)
         self._trial: Trial | None = None
+        self._episodes = settings.eval_episodes
+        self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
         self._began = time.monotonic()
         self._warned = False  # that no episode ends
@@ -104,6 +109,7 @@ class Evaluator:
         with self._context.env_call():
             running = self._trial.step()
         if not running:
+            self._episode_seconds = self._trial.seconds / self._episodes
             self._judge(self._trial)
             # Where cores are short, others have them meanwhile. A serial run does not depend on seconds.
             rest = 0.0 if self._serial else self._trial.queued
@@ -111,6 +117,7 @@ class Evaluator:
             self._trial = None
         elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial):
             self._context.send("log", text=self._trial.overdue(), level="warning")
+            self._episode_seconds = self._expected_seconds(self._trial)
             self._trial = None
         elif self._outdated(self._trial):
             self._trial = None
@@ -126,6 +133,7 @@ class Evaluator:
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         endless = False
+        self._shorten()
         if self._best_return < self._goal and not self._context.hurried() and self._pull():
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
@@ -137,6 +145,31 @@ class Evaluator:
             self._saving.last(self._write_best)
         with self._context.env_call():
             self._env.close()
+
+    def _shorten(self) -> None:
+        """Play fewer episodes from now on where they are slow: each trial has a third of the run's time or of a minute.
+        A serial run does not depend on seconds."""
+        if self._trial is not None and not self._episode_seconds:
+            self._episode_seconds = self._expected_seconds(self._trial)
+        lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
+        if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
+            return
+        self._episodes = max(1, int(lasted / _FINAL_TRIALS / self._episode_seconds))
+        text = (
+            f"an episode takes about {self._episode_seconds:.2g} s: each final evaluation plays {self._episodes} of "
+            f"{self._settings.eval_episodes}, so that all last no longer than the run, or than a minute. apexrl eval "
+            "plays more"
+        )
+        self._context.send("log", text=text, level="info")
+
+    def _expected_seconds(self, trial: Trial) -> float:
+        """What an episode of a trial takes that has not ended; 0: it is not known how long one is."""
+        episodes = self._context.total("episodes")
+        length = self._context.total("env_steps") / episodes if episodes else self._limit
+        length = min(length, self._limit or length)
+        if not length or not trial.steps:
+            return 0.0
+        return trial.seconds / (trial.steps * self._env.num_envs) * max(length, trial.steps)
 
     def _measure_again(self) -> None:
         """The best and the last weights on the same seeds, never used before; once, where they are the same."""
@@ -237,7 +270,7 @@ class Evaluator:
                 self._agent,
                 self._env,
                 self._frames,
-                settings.eval_episodes,
+                self._episodes,
                 seed,
                 self._check,
                 self._gamma,

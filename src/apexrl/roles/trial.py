@@ -61,12 +61,19 @@ class Trial:
         self._exploration = np.zeros(env.num_envs, np.float32)
         self._state: State = None
         self._seen = frames.push(env.reset(seed))
+        if not all(self._owed):
+            env.rest(np.array([not owed for owed in self._owed]))
         self.returns: list[float] = []
         self.steps = 0  # of each environment
         self._told = Spreads()
         self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
         self._began = time.monotonic()
         self._queued = thread_seconds().queued
+
+    @property
+    def seconds(self) -> float:
+        """Since the trial began, without those in which its thread had no core."""
+        return time.monotonic() - self._began - self.queued
 
     @property
     def queued(self) -> float:

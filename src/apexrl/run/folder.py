@@ -230,6 +230,7 @@ def make_summary(
             "histogram": {str(least): count for least, count in status.lag_histogram.items()},
         },
         "lag_wait_seconds": round(status.lag_wait_seconds, 3),
+        "train_return": status.train_return,
         "best_eval_return": status.best_eval_return,
         "final_eval_return": best.get("mean"),
         "final_eval_episodes": int(best.get("episodes", 0)),
