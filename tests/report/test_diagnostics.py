@@ -82,6 +82,23 @@ def test_advice_leaves_out_what_is_set_already_and_tells_small_rewards_from_none
     assert over.advice(2.0) == over.if_high
 
 
+@pytest.mark.parametrize(
+    ("share", "update", "advice"),
+    [(1.0, 1e-5, "try a larger --l"), (0.1, 1e-5, ""), (0.1, 0.5, "try a smaller --l")],
+)
+def test_a_step_size_that_falls_may_make_small_updates(share: float, update: float, advice: str) -> None:
+    config = AgentConfig(agent="ppo")
+    watch = DiagnosticWatch(config)
+    for report in range(PATIENCE):
+        metrics = {
+            "relative_update": update,
+            "learning_rate": share * config.learning_rate,
+            "loss": float(report),
+        }
+        watch.update(RunStatus(metrics=metrics))
+    assert watch.line().partition("earning")[0] == advice
+
+
 def test_evaluations_tell_of_overestimation() -> None:
     watch = DiagnosticWatch(CONFIG.agent)
     for report in range(PATIENCE):

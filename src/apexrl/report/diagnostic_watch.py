@@ -29,6 +29,7 @@ class DiagnosticWatch:
     def __init__(self, config: AgentConfig | None = None) -> None:
         config = config or AgentConfig()
         self._family: Family = family(config.agent)
+        self._rate = config.learning_rate
         self._on = [flag(one.name) for one in fields(config) if getattr(config, one.name) is True]
         self._metrics: Mapping[str, float] = {}
         self._overestimation = math.nan
@@ -49,7 +50,12 @@ class DiagnosticWatch:
             # Counted since the start: not judged while it rises. 0: nothing is inserted, as of a dataset.
             "samples_per_insert": self._reads if 0.0 < self._reads <= 1.01 * before else math.nan,
         }
-        self._found = outside(values, self._family)
+        lowered = self._metrics.get("learning_rate", self._rate) < self._rate  # which makes small updates
+        self._found = [
+            one
+            for one in outside(values, self._family)
+            if not (lowered and one.diagnostic.name == "relative_update" and one.value < one.diagnostic.low)
+        ]
         names = {one.diagnostic.name for one in self._found}
         self._reports = Counter({name: self._reports[name] + 1 for name in names})
 
