@@ -76,12 +76,20 @@ ROWS = [
     *_mujoco("Hopper-v5", {"sac": (1103, 2160), "crossq": (2887, 2404), "simbaV2_utd2": (2821, 3502)}),
     *_mujoco("Walker2d-v5", {"sac": (690, 2470), "crossq": (3882, 4755), "simbaV2_utd2": (3023, 5499)}),
     *_mujoco("Ant-v5", {"sac": (747, 3532), "crossq": (2939, 5384), "simbaV2_utd2": (3881, 6200)}),
-    Row(
-        "HalfCheetah-v5",
-        "ppo",
-        "impala",
-        1_000_000,
-        published=(Published("rl-zoo PPO, tuned", ((1_000_000, 5819),), ZOO),),
+    *(
+        Row(
+            env,
+            "ppo",
+            "impala",
+            1_000_000,
+            published=(Published("rl-zoo PPO, tuned", ((1_000_000, figure),), ZOO),),
+        )
+        for env, figure in (
+            ("HalfCheetah-v5", 5819),
+            ("Hopper-v5", 2410),
+            ("Walker2d-v5", 3479),
+            ("Ant-v5", 1327),
+        )
     ),
     *(
         Row(f"MinAtar/{game}-v1", agent, topology, 5_000_000)
