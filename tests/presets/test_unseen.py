@@ -73,6 +73,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looked: list[Config
         ("discrete", "image", FAST, 64, ("ppo", "sample_factory")),
         ("discrete", "image", FAST, 2, ("ppo", "impala")),
         ("discrete", "categories", FAST, 2, ("dueling_dqn", "apex")),
+        ("choices", "categories", FAST, 2, ("ppo", "impala")),
+        ("choices", "categories", SLOW, 2, ("dueling_dqn", "apex")),
         ("box", "categories", FAST, 2, ("ppo", "impala")),
         ("discrete", "map", FAST, 2, ("ppo", "impala")),
     ],

@@ -17,7 +17,8 @@ FAST_STEP_SECONDS = 0.002
 """An environment whose step takes less is fast: a policy gradient gets more from many steps than a replay from few.
 
 Not so where observations are categories: what a replay has seen once in each it draws again and again, and Taxi is
-solved within 110,000 steps, where a policy gradient after 370,000 has not delivered once."""
+solved within 110,000 steps, where a policy gradient after 370,000 has not delivered once. Several choices at once are
+another matter: a replay's agent learns the value of every combination."""
 
 _PLACED = {"listen": ("seed", "ga3c"), "redis": ("apex", "impala"), "ray": ("apex", "impala", "gorila")}
 """Flags that place a run on other machines -> topologies that can be placed so."""
@@ -71,7 +72,8 @@ def _agents(facts: EnvFacts, topology: str) -> list[str]:
     hybrid = facts.spec.action.hybrid
     box = facts.spec.action.box or hybrid
     replays, unrolls = ("sac" if box else "dueling_dqn"), "ppo"
-    many_steps = _fast(facts) and (box or not facts.categorical)
+    several = len(facts.spec.action.choices) > 1
+    many_steps = _fast(facts) and (box or several or not facts.categorical)
     first = [unrolls, replays] if many_steps else [replays, unrolls]
     own = [topologies.info(topology).agent] if topology else []
     if topology == "offline":
