@@ -52,4 +52,5 @@ def main() -> None:
         "Environment steps per second, median of rounds (least–greatest); the ratio is the median of the rounds'.\n\n"
     )
     text += report.table(["topology, agent", first, second, "ratio"], rows)
-    report.save("masks-before" if options.before else "masks-cost", text, raw, None)
+    told = "" if options.told == "key" else f"-{options.told}"
+    report.save("masks-before" if options.before else f"masks-cost{told}", text, raw, None)

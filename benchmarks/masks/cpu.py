@@ -86,4 +86,5 @@ def main() -> None:
         f"CPU time of an environment step, µs, medians; the ratio is {first} / {second}, median (least–greatest).\n\n"
     )
     text += report.table(["topology, agent", first, second, "ratio"], rows)
-    report.save("masks-before-cpu" if options.before else "masks-cpu", text, raw, None)
+    told = "" if options.told == "key" else f"-{options.told}"
+    report.save("masks-before-cpu" if options.before else f"masks-cpu{told}", text, raw, None)
