@@ -352,10 +352,14 @@ def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
     assert len(measured[0]) == 3
 
 
-@pytest.mark.parametrize(("ended", "serial", "played"), [(100, False, 2), (0, False, 1), (100, True, 6)])
+@pytest.mark.parametrize(
+    ("ended", "serial", "rests", "played"),
+    [(100, False, True, 2), (0, False, True, 1), (100, False, False, 4), (100, True, True, 6)],
+)
 def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
-    stage: Any, ended: int, serial: bool, played: int
+    stage: Any, monkeypatch: pytest.MonkeyPatch, ended: int, serial: bool, rests: bool, played: int
 ) -> None:
+    monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rests", rests)
     spec, weights = published(1)
     config = replace(CONFIG, serial=serial)
     evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)

@@ -228,9 +228,14 @@ class VectorEnv:
             pass
         return stepped
 
+    @property
+    def rests(self) -> bool:
+        """Whether some environments can be left alone while others are stepped."""
+        return hasattr(self._backend, "rest")
+
     def rest(self, which: Bools) -> None:
         """Environments ``which`` [B] need not be stepped until the next reset of all: what comes of them means nothing.
-        Those that are stepped one after the other then take no time."""
+        Where one ``rests`` it then takes no time."""
         if (rest := getattr(self._backend, "rest", None)) is not None:
             rest(which)
             self._resting = which

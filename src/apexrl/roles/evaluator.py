@@ -152,9 +152,11 @@ class Evaluator:
         if self._trial is not None and not self._episode_seconds:
             self._episode_seconds = self._expected_seconds(self._trial)
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
-        if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
+        least = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
+        episodes = max(least, int(lasted / _FINAL_TRIALS / max(self._episode_seconds, 1e-9)))
+        if self._serial or episodes >= self._episodes:
             return
-        self._episodes = max(1, int(lasted / _FINAL_TRIALS / self._episode_seconds))
+        self._episodes = episodes
         text = (
             f"an episode takes about {self._episode_seconds:.2g} s: each final evaluation plays {self._episodes} of "
             f"{self._settings.eval_episodes}, so that all last no longer than the run, or than a minute. apexrl eval "
