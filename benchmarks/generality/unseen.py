@@ -142,7 +142,7 @@ def main() -> None:
         record = run(UNSEEN[name], options.seed, options.shared)
         cells.keep(PATH, record)
         print(name, record["failure"] or record["best"], flush=True)
-    lines = PATH.read_text(encoding="utf-8").splitlines()
+    lines = PATH.read_text(encoding="utf-8").splitlines() if PATH.is_file() else []
     newest = {record["env"]: record for record in map(json.loads, lines)}
     records = [newest[name] for name in UNSEEN if name in newest]
     text = f"{report.made_with(records)}. One seed each. Returns of up to 20 greedy episodes on fresh seeds.\n\n"

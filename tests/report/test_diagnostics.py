@@ -84,7 +84,12 @@ def test_advice_leaves_out_what_is_set_already_and_tells_small_rewards_from_none
 
 @pytest.mark.parametrize(
     ("share", "update", "advice"),
-    [(1.0, 1e-5, "try a larger --l"), (0.1, 1e-5, ""), (0.1, 0.5, "try a smaller --l")],
+    [
+        (1.0, 1e-5, "try a larger --l"),
+        (0.1, 1e-5, ""),
+        (0.999, 1e-9, "try a larger --l"),
+        (0.1, 0.5, "try a smaller --l"),
+    ],
 )
 def test_a_step_size_that_falls_may_make_small_updates(share: float, update: float, advice: str) -> None:
     config = AgentConfig(agent="ppo")

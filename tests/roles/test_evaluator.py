@@ -354,7 +354,7 @@ def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
 
 @pytest.mark.parametrize(
     ("ended", "serial", "rests", "played"),
-    [(100, False, True, 2), (0, False, True, 1), (100, False, False, 4), (100, True, True, 6)],
+    [(100, False, True, 3), (0, False, True, 1), (100, False, False, 4), (100, True, True, 6)],
 )
 def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     stage: Any, monkeypatch: pytest.MonkeyPatch, ended: int, serial: bool, rests: bool, played: int
@@ -373,7 +373,29 @@ def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     assert lengths
     assert set(lengths) == {played}
     said = [values["text"] for values in stage.values("log")]
-    assert [f"plays {played} of 6" in text for text in said] == [True] * (not serial)
+    assert [f"play {played} of 6" in text for text in said] == [True] * (not serial)
+
+
+@pytest.mark.parametrize(("known", "played"), [(True, [1, 1]), (False, [6, 1, 1])])
+def test_few_episodes_do_not_choose_the_best_weights(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, known: bool, played: list[int]
+) -> None:
+    monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rests", True)
+    spec, weights = published(1)
+    evaluator = Evaluator(stage.context("evaluator"), config=replace(CONFIG, serial=False), spec=spec, weights=weights)
+    stage.run.totals.update(updates=1, env_steps=1000)
+    evaluate(evaluator)
+    assert [len(values["returns"]) for values in stage.values("evaluation")] == [6]
+    evaluator._episode_seconds = 25.0 * known
+    evaluator._judge = lambda trial, judge=evaluator._judge: (judge(trial), slow(evaluator))  # type: ignore[assignment]
+    publish(weights, spec, 2, seed=9)
+    evaluator.close()
+    assert [len(values["returns"]) for values in stage.values("evaluation")][1:] == played
+
+
+def slow(evaluator: Evaluator) -> None:
+    """The trial that was judged took long."""
+    evaluator._episode_seconds = 25.0
 
 
 def test_environments_that_owe_no_episode_are_not_stepped() -> None:

@@ -220,7 +220,8 @@ class EvaluatorConfig:
     the last weights once more, both on the same new seeds, which have chosen neither."""
 
     eval_episodes: Annotated[int, Range(1)] = 20
-    """Episodes per evaluation, and again on new seeds at the end."""
+    """Episodes per evaluation, and again on new seeds at the end.
+    There fewer are played where they are slow: they would take longer than the run did, and than a minute."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
     Where one had to wait for a core, a rest as long as that wait follows: it takes less from the actors."""

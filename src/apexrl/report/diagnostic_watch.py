@@ -50,14 +50,17 @@ class DiagnosticWatch:
             # Counted since the start: not judged while it rises. 0: nothing is inserted, as of a dataset.
             "samples_per_insert": self._reads if 0.0 < self._reads <= 1.01 * before else math.nan,
         }
-        lowered = self._metrics.get("learning_rate", self._rate) < self._rate  # which makes small updates
-        self._found = [
-            one
-            for one in outside(values, self._family)
-            if not (lowered and one.diagnostic.name == "relative_update" and one.value < one.diagnostic.low)
-        ]
+        self._found = [one for one in outside(values, self._family) if not self._small_by_schedule(one)]
         names = {one.diagnostic.name for one in self._found}
         self._reports = Counter({name: self._reports[name] + 1 for name in names})
+
+    def _small_by_schedule(self, found: OutOfRange) -> bool:
+        """Whether updates are small because the step size was lowered, as much as it was."""
+        share = self._metrics.get("learning_rate", self._rate) / self._rate
+        return (
+            found.diagnostic.name == "relative_update"
+            and share * found.diagnostic.low <= found.value < found.diagnostic.low
+        )
 
     def evaluated(self, values: Mapping[str, Any]) -> None:
         """Look at an evaluation during training."""

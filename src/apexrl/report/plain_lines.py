@@ -172,9 +172,10 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
         words += " (--batch-size; a prioritized replay first holds --min-size items)"
     best, last = summary.get("final_eval_return"), summary.get("last_weights_return")
     if best is not None:
-        words += f"; return over {summary.get('final_eval_episodes')} fresh episodes: best weights {number(best)}"
+        count = summary.get("final_eval_episodes")
+        words += f"; return over {count} fresh episode{'s' * (count != 1)}: best weights {number(best)}"
         words += "" if last is None else f", last weights {number(last)}"
-    elif (trained := summary.get("train_return")) is not None:
+    elif (trained := summary.get("train_return")) is not None and not summary.get("hosts"):
         words += f"; no final evaluation; the last training episodes returned {number(trained)}"
     return Text.assemble(begin, words)
 

@@ -24,7 +24,7 @@ from apexrl.spec import Array, EnvSpec
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
-_FINAL_TRIALS = 3  # of the newest weights, and then of the best and the last
+_FINAL_TRIALS = 4  # of the newest weights, of the best, of newer ones, and of the last
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -53,8 +53,9 @@ class Evaluator:
     evaluation is given up where it takes long and there are others.
 
     These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
-    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others. All that
-    follows training takes about as long as the run did, or a minute: where episodes are slow, fewer are played.
+    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others. Where they
+    would take longer than the run did, and than a minute, fewer episodes are played, and by so few the best weights are
+    not chosen anew.
     """
 
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
@@ -90,7 +91,7 @@ class Evaluator:
 
         self._newest = Candidate(0, {}, 0, 0)
         self._trial: Trial | None = None
-        self._episodes = settings.eval_episodes
+        self._episodes, self._short = settings.eval_episodes, False
         self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
         self._began = time.monotonic()
@@ -120,6 +121,7 @@ class Evaluator:
             self._episode_seconds = self._expected_seconds(self._trial)
             self._trial = None
         elif self._outdated(self._trial):
+            self._episode_seconds = self._expected_seconds(self._trial)
             self._trial = None
         elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
             self._warned = True
@@ -134,10 +136,12 @@ class Evaluator:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         endless = False
         self._shorten()
-        if self._best_return < self._goal and not self._context.hurried() and self._pull():
+        if self._judges_more() and self._pull():
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
+                self._episode_seconds = trial.seconds / self._episodes
                 self._judge(trial)
+                self._shorten()
             endless = self._endless(trial)  # nor would the next ones end
         if not endless and not self._context.hurried():
             self._measure_again()
@@ -146,21 +150,27 @@ class Evaluator:
         with self._context.env_call():
             self._env.close()
 
+    def _judges_more(self) -> bool:
+        """Whether newer weights are to be judged at the end: not by fewer episodes than the best were."""
+        judged = self._best is not None and self._best.updates > 0
+        return self._best_return < self._goal and not self._context.hurried() and not (self._short and judged)
+
     def _shorten(self) -> None:
-        """Play fewer episodes from now on where they are slow: each trial has a third of the run's time or of a minute.
+        """Where episodes are slow, play fewer: the best and the last weights have the run's time together, or a minute.
         A serial run does not depend on seconds."""
-        if self._trial is not None and not self._episode_seconds:
-            self._episode_seconds = self._expected_seconds(self._trial)
+        if self._trial is not None:
+            self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
-        least = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
-        episodes = max(least, int(lasted / _FINAL_TRIALS / max(self._episode_seconds, 1e-9)))
-        if self._serial or episodes >= self._episodes:
+        if self._serial or self._short or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
-        self._episodes = episodes
+        envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
+        episodes = max(1, int(lasted / 2 / self._episode_seconds / envs)) * envs
+        if episodes >= self._episodes:
+            return
+        self._episodes, self._short = episodes, True
         text = (
-            f"an episode takes about {self._episode_seconds:.2g} s: each final evaluation plays {self._episodes} of "
-            f"{self._settings.eval_episodes}, so that all last no longer than the run, or than a minute. apexrl eval "
-            "plays more"
+            f"an episode takes about {self._episode_seconds:.2g} s: final evaluations play {self._episodes} of "
+            f"{self._settings.eval_episodes}, to take no longer than the run, or than a minute. apexrl eval plays more"
         )
         self._context.send("log", text=text, level="info")
 
@@ -169,9 +179,12 @@ class Evaluator:
         episodes = self._context.total("episodes")
         length = self._context.total("env_steps") / episodes if episodes else self._limit
         length = min(length, self._limit or length)
+        if trial.returns and not length:
+            return trial.seconds / len(trial.returns)
         if not length or not trial.steps:
             return 0.0
-        return trial.seconds / (trial.steps * self._env.num_envs) * max(length, trial.steps)
+        steps = length if trial.returns else max(length, trial.steps)
+        return trial.seconds / (trial.steps * self._env.num_envs) * steps
 
     def _measure_again(self) -> None:
         """The best and the last weights on the same seeds, never used before; once, where they are the same."""
@@ -202,7 +215,7 @@ class Evaluator:
     def _judge_newer(self) -> bool:
         """Judge weights that came after all evaluations: in a short run the last update may change much. Whether they
         are the best."""
-        if self._context.hurried() or self._best_return >= self._goal or not self._pull() or not self._newest.updates:
+        if not self._judges_more() or not self._pull() or not self._newest.updates:
             return False
         trial = self._begin(self._seed())
         if self._finish(trial):
