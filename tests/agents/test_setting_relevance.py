@@ -134,7 +134,7 @@ EXPLORATION = {
 IMAGES = {"encoder", "precision", "encoder_width"}  # means nothing to vectors: tests/networks/test_encoders.py
 # change what acting adds, not what is learned (test_acting_noise, test_dqn_family)
 ACTING = {"pink_noise", "noise_period"}
-BOXES = {"initial_std"}  # means nothing to choices: test_actor_critic
+BOXES = {"initial_std", "least_std"}  # means nothing to choices: test_actor_critic
 TOLD = {"anneal", "learning_rate_end", "exploration_steps", "beta_end"}  # roles say how far the run is
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

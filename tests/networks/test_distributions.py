@@ -172,10 +172,11 @@ def test_numbers_have_the_mean_and_deviation_that_are_said() -> None:
     np.testing.assert_allclose(action.std(axis=0), [0.3, 2.0], rtol=0.02)
 
 
-def test_deviations_are_held_between_bounds() -> None:
-    policy = Gaussian(1)
+@pytest.mark.parametrize(("least_std", "least"), [(0.0, LOG_STD_MIN), (1e-9, LOG_STD_MIN), (0.05, np.log(0.05))])
+def test_deviations_are_held_between_bounds(least_std: float, least: float) -> None:
+    policy = Gaussian(1, least_std)
     far = np.array([[0.0, 30.0], [0.0, -30.0]], np.float32)
-    held = np.array([[0.0, LOG_STD_MAX], [0.0, LOG_STD_MIN]], np.float32)
+    held = np.array([[0.0, LOG_STD_MAX], [0.0, least]], np.float32)
     one, two = policy.sample(far, RNG(0)), policy.sample(held, RNG(0))
     np.testing.assert_array_equal(one.action, two.action)
     np.testing.assert_array_equal(one.log_prob, two.log_prob)
@@ -183,6 +184,12 @@ def test_deviations_are_held_between_bounds() -> None:
     torch.testing.assert_close(
         policy.score(torch.from_numpy(far), action), policy.score(torch.from_numpy(held), action), rtol=0, atol=0
     )
+    noise = torch.ones(2, 1)
+    torch.testing.assert_close(policy.chosen(torch.from_numpy(far), noise), held_std(held), rtol=1e-6, atol=0)
+
+
+def held_std(outputs: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.exp(outputs[:, 1:]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

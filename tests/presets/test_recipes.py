@@ -237,6 +237,14 @@ def test_first_actions_of_several_joints_are_smaller_and_so_are_ppos_steps(agent
     assert paper_settings(agent, facts("box"), 1).get("initial_std", 1.0) == 1.0
 
 
+@pytest.mark.parametrize("agent", ["a2c", "impala", "ppo", "appo"])
+def test_a_policys_deviation_does_not_vanish_in_boxes(agent: str) -> None:
+    found = default_settings.default_settings(agent, "impala", facts("box"))
+    assert 0.0 < found["least_std"] < found["initial_std"]
+    assert "least_std" not in default_settings.default_settings(agent, "impala", facts())
+    assert "least_std" not in paper_settings(agent, facts("box"), 1)
+
+
 def test_policies_of_several_joints_are_explored_with_independent_noise_where_ratios_are_clipped() -> None:
     for agent in ("a2c", "impala", "ppo", "appo"):
         found = default_settings.default_settings(agent, "impala", facts("box"))

@@ -116,11 +116,11 @@ class ActorCritic:
         self._masks = action_masks(spec)
         if spec.action.hybrid:
             self._box = both = HybridActions(spec.action, config.agent)
-            self._policy, free = Hybrid(both.nvec, both.box.size), both.box.size
+            self._policy, free = Hybrid(both.nvec, both.box.size, config.least_std), both.box.size
             self.policy_noise = ActingNoise(both.size, config.pink_noise, BOX_WHITE)
         elif spec.action.box:
             self._box = ActionBox(spec.action, config.agent)
-            self._policy, free = Gaussian(self._box.size), self._box.size
+            self._policy, free = Gaussian(self._box.size, config.least_std), self._box.size
             self.policy_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
         else:
             choices = spec.action.nvec or (spec.action.n,)

@@ -337,6 +337,9 @@ class ActorCriticSettings:
     """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
     initial_std: Annotated[float, Range(0.01, 7.0)] = 1.0
     """Standard deviation of the first actions in a box, half of whose width is 1 (CleanRL's and SB3's PPO: 1)."""
+    least_std: Annotated[float, Range(0, 7.0)] = 0.0
+    """Least standard deviation of actions in a box; it is never below exp(−5).
+    Where it nearly vanishes a small step changes the policy beyond measure, and it is lost."""
     normalize_advantages: bool = False
     """Scales the advantages of a minibatch to mean 0 and standard deviation 1 (PPO)."""
     summed_loss: bool = False

@@ -241,6 +241,8 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
         raise ConfigError(f"--actor-slots {actor.actor_slots} is less than --actors {actor.actors}")
     if not agent.v_min < agent.v_max:
         raise ConfigError(f"--v-min {agent.v_min:g} must be less than --v-max {agent.v_max:g}")
+    if agent.initial_std < agent.least_std:
+        raise ConfigError(f"--initial-std {agent.initial_std:g} is less than --least-std {agent.least_std:g}")
     if agent.sequence_stride > agent.sequence_length:
         raise ConfigError(
             f"--sequence-stride {agent.sequence_stride} is more than --sequence-length {agent.sequence_length}: steps "

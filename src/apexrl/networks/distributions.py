@@ -143,10 +143,12 @@ class Gaussian:
 
     Args:
         size: variables.
+        least_std: σ is not below it.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, least_std: float = 0.0) -> None:
         self._size = size
+        self._least = max(LOG_STD_MIN, math.log(least_std)) if least_std else LOG_STD_MIN
         self.outputs = 2 * size
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
@@ -155,7 +157,7 @@ class Gaussian:
     def drawn(self, outputs: Floats, noise: Floats) -> Sample:
         """μ + σ·noise of standard normal ``noise`` [B, size], and its log-density."""
         mean = outputs[:, : self._size]
-        log_std = outputs[:, self._size :].clip(LOG_STD_MIN, LOG_STD_MAX)
+        log_std = outputs[:, self._size :].clip(self._least, LOG_STD_MAX)
         log_prob = -(0.5 * noise * noise + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return Sample(mean + np.exp(log_std) * noise, cast("Floats", log_prob))
 
@@ -174,7 +176,7 @@ class Gaussian:
         return Score(log_prob, (log_std + (0.5 + _HALF_LOG_2PI)).sum(dim=1))
 
     def _log_std(self, outputs: Tensor) -> Tensor:
-        return outputs[:, self._size :].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return outputs[:, self._size :].clamp(self._least, LOG_STD_MAX)
 
 
 class Hybrid:
@@ -188,10 +190,11 @@ class Hybrid:
     Args:
         nvec: alternatives of every choice, k of them.
         size: variables.
+        least_std: as for ``Gaussian``.
     """
 
-    def __init__(self, nvec: Sequence[int], size: int) -> None:
-        self._choices, self._numbers = Categorical(nvec, vector=True), Gaussian(size)
+    def __init__(self, nvec: Sequence[int], size: int, least_std: float = 0.0) -> None:
+        self._choices, self._numbers = Categorical(nvec, vector=True), Gaussian(size, least_std)
         self._k, self._logits = len(nvec), self._choices.outputs
         self._size = size
         self.outputs = self._choices.outputs + self._numbers.outputs
