@@ -64,7 +64,7 @@ _UNROLLS_BOXES: Settings = {
     "entropy_coefficient": 0.0,  # SB3, CleanRL: the policy's deviation is a parameter of its own
     # Where the best actions leave no room for noise, it fell to 0.008: KL rose to thousands of nats, and a thermostat's
     # policy was lost after 140,000 steps.
-    "least_std": 0.05,
+    "least_std": 0.1,
 }
 # RAdam's first hundreds of steps are small: with Adam's, it stood still in MountainCarContinuous before the goal.
 _SMALL_FIRST_STEPS: Settings = {"optimizer": "radam", "second_moment_decay": 0.997}
