@@ -376,6 +376,20 @@ def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     assert [f"play {played} of 6" in text for text in said] == [True] * (not serial)
 
 
+def test_where_no_episode_has_ended_one_is_as_long_as_training(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, weights = published(1)
+    config = replace(CONFIG, serial=False, env=EnvConfig(env=Round), actor=ActorConfig(actors=2, envs_per_actor=5))
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    evaluator.step()
+    trial = evaluator._trial
+    assert trial is not None
+    monkeypatch.setattr("apexrl.roles.trial.Trial.seconds", 8.0)  # of four environments: two a step
+    stage.run.totals.update(env_steps=300)
+    assert evaluator._expected_seconds(trial) == 60.0
+    stage.run.totals.update(episodes=30)
+    assert evaluator._expected_seconds(trial) == 20.0
+
+
 @pytest.mark.parametrize(("known", "played"), [(True, [1, 1]), (False, [6, 1, 1])])
 def test_few_episodes_do_not_choose_the_best_weights(
     stage: Any, monkeypatch: pytest.MonkeyPatch, known: bool, played: list[int]

@@ -79,6 +79,7 @@ class Evaluator:
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
         self._limited = self._env.time_limit is not None or has_limit(config.env)
         self._limit = known_limit(config.env)
+        self._acting = config.actor.actors * config.actor.envs_per_actor  # environments of the actors
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
@@ -175,16 +176,17 @@ class Evaluator:
         self._context.send("log", text=text, level="info")
 
     def _expected_seconds(self, trial: Trial) -> float:
-        """What an episode of a trial takes that has not ended; 0: it is not known how long one is."""
-        episodes = self._context.total("episodes")
-        length = self._context.total("env_steps") / episodes if episodes else self._limit
-        length = min(length, self._limit or length)
-        if trial.returns and not length:
-            return trial.seconds / len(trial.returns)
-        if not length or not trial.steps:
+        """What an episode of a trial takes that has not ended. Where none has ended in training, one is as long as the
+        environment's limit, or as training was."""
+        if not trial.steps:
             return 0.0
-        steps = length if trial.returns else max(length, trial.steps)
-        return trial.seconds / (trial.steps * self._env.num_envs) * steps
+        ended = self._context.total("episodes")
+        length = self._context.total("env_steps") / (ended or self._acting)
+        if self._limit:
+            length = min(length, self._limit) if ended else self._limit
+        if not trial.returns:
+            length = max(length, trial.steps)
+        return trial.seconds / (trial.steps * self._env.num_envs) * length
 
     def _measure_again(self) -> None:
         """The best and the last weights on the same seeds, never used before; once, where they are the same."""
