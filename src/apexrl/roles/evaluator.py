@@ -162,7 +162,7 @@ class Evaluator:
         if self._trial is not None:
             self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
-        if self._serial or self._short or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
+        if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
         envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
         episodes = max(1, int(lasted / 2 / self._episode_seconds / envs)) * envs
