@@ -369,6 +369,7 @@ def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     stage.run.totals.update(episodes=ended, env_steps=ended)  # of one step each; none: the limit of 500 is expected
     publish(weights, spec, 2, seed=9)
     evaluator.close()
+    assert evaluator._trial is None  # whose time goes on
     lengths = [len(values["returns"]) for values in stage.values("evaluation")]
     assert lengths
     assert set(lengths) == {played}

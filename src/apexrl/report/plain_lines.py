@@ -93,7 +93,8 @@ class PlainLines:
             again = f"{values.get('weights', 'best')} weights on fresh seeds"
             name = again if final else "best evaluation so far"
             spread = f" ± {values['std']:.2f}" if "std" in values else ""
-            episodes = f" over {values['episodes']} episodes" if "episodes" in values else ""
+            count = values.get("episodes")
+            episodes = "" if count is None else f" over {count} episode{'s' * (count != 1)}"
             self._print(f"{clock(self._status.elapsed_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
 
     def message(self, text: str, level: Level = "info") -> None:

@@ -161,6 +161,7 @@ class Evaluator:
         A serial run does not depend on seconds."""
         if self._trial is not None:
             self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
+            self._trial = None
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
         if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
