@@ -354,7 +354,7 @@ def test_environments_in_threads_are_measured_alike(make_stage: Any) -> None:
 
 @pytest.mark.parametrize(
     ("ended", "serial", "rests", "played"),
-    [(100, False, True, 3), (0, False, True, 1), (100, False, False, 4), (100, True, True, 6)],
+    [(100, False, True, 2), (0, False, True, 1), (100, False, False, 4), (100, True, True, 6)],
 )
 def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     stage: Any, monkeypatch: pytest.MonkeyPatch, ended: int, serial: bool, rests: bool, played: int

@@ -153,12 +153,16 @@ class Evaluator:
 
     def _judges_more(self) -> bool:
         """Whether newer weights are to be judged at the end: not by fewer episodes than the best were."""
-        judged = self._best is not None and self._best.updates > 0
-        return self._best_return < self._goal and not self._context.hurried() and not (self._short and judged)
+        return self._best_return < self._goal and not self._context.hurried() and not (self._short and self._judged)
+
+    @property
+    def _judged(self) -> bool:
+        """Whether weights that have learned were evaluated."""
+        return self._best is not None and self._best.updates > 0
 
     def _shorten(self) -> None:
-        """Where episodes are slow, play fewer: the best and the last weights have the run's time together, or a minute.
-        A serial run does not depend on seconds."""
+        """Where episodes are slow, play fewer: the run's time, or a minute, is for the best and the last weights, and
+        for a choice of the best where none was made. A serial run does not depend on seconds."""
         if self._trial is not None:
             self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
             self._trial = None
@@ -166,7 +170,8 @@ class Evaluator:
         if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
         envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
-        episodes = max(1, int(lasted / 2 / self._episode_seconds / envs)) * envs
+        trials = 2 if self._judged else 3
+        episodes = max(1, int(lasted / trials / self._episode_seconds / envs)) * envs
         if episodes >= self._episodes:
             return
         self._episodes, self._short = episodes, True
