@@ -1,4 +1,4 @@
-"""What masks cost in CPU time, on a machine that has other work; and runs without masks beside older code.
+"""What masks cost in CPU time, on a machine that may have other work; and runs without masks beside older code.
 
     python benchmarks/masks/run.py cpu                                    # with and without masks
     python benchmarks/masks/run.py cpu --before ../older/.venv/bin/python # CartPole, which has none, now and before
@@ -81,7 +81,7 @@ def main() -> None:
         rows.append([f"`{cell}`", *times, f"{median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})"])
         raw[cell] = rounds
         print(cell, rounds, flush=True)
-    text = f"{report.machine()}; {report.versions('apexrl', 'torch')}. {options.rounds} rounds beside other work.\n"
+    text = f"{report.machine()}; {report.versions('apexrl', 'torch')}. {options.rounds} rounds.\n"
     text += (
         f"CPU time of an environment step, µs, medians; the ratio is {first} / {second}, median (least–greatest).\n\n"
     )
