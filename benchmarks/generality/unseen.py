@@ -1,4 +1,4 @@
-"""Does ``apexrl train --env X`` learn on environments that nothing was tuned on?
+"""Does ``apexrl train --env X`` learn on environments that are not of the suite?
 
     python benchmarks/generality/unseen.py                     # all that are installed, about an hour
     python benchmarks/generality/unseen.py --only Grid-v0 parking-v0
@@ -118,7 +118,7 @@ def as_table(records: list[Record]) -> str:
         if record["failure"]:
             rows.append([*head, "", f"{one.minutes:g}", "", "failed", "", "", one.good])
             continue
-        found = [f"{record[of]:.4g}" if record[of] is not None else "–" for of in ("random", "best", "last")]
+        found = ["–" if record[of] is None else report.short(record[of]) for of in ("random", "best", "last")]
         ran = f"`{record['agent']}`, `{record['topology']}`"
         rows.append([*head, ran, f"{one.minutes:g}", report.short(record["steps"]), *found, one.good])
     return report.table(
@@ -145,7 +145,8 @@ def main() -> None:
     lines = PATH.read_text(encoding="utf-8").splitlines() if PATH.is_file() else []
     newest = {record["env"]: record for record in map(json.loads, lines)}
     records = [newest[name] for name in UNSEEN if name in newest]
-    text = f"{report.made_with(records)}. One seed each. Returns of up to 20 greedy episodes on fresh seeds.\n\n"
+    text = f"{report.made_with(records)}. One seed and one core each, beside other work. "
+    text += "Returns of up to 20 greedy episodes on fresh seeds.\n\n"
     report.save("generality-unseen", text + as_table(records), records, None)
 
 

@@ -1,4 +1,4 @@
-"""Ten small environments that nothing was tuned on, each with another kind of space or reward.
+"""Ten small environments beside the suite, each with another kind of space or reward.
 
 Needs Gymnasium and nothing of apexrl. ``benchmarks.generality.unseen_envs:Thermostat-v0`` and so on.
 """

@@ -78,13 +78,15 @@ def stack(versions: Mapping[str, str]) -> str:
 
 def short(value: float) -> str:
     """Three significant figures: 61.2, 2130, 15.4k, 2.42M."""
+    size = abs(value)
     for limit, unit in ((1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            value /= {"M": 1e6, "k": 1e3}[unit]
-            return f"{value:.2f}{unit}" if value < 10 else f"{value:.1f}{unit}" if value < 100 else f"{value:.0f}{unit}"
-    if abs(value) >= 100:
+        if size >= limit:
+            scale = {"M": 1e6, "k": 1e3}[unit]
+            value, size = value / scale, size / scale
+            return f"{value:.2f}{unit}" if size < 10 else f"{value:.1f}{unit}" if size < 100 else f"{value:.0f}{unit}"
+    if size >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
