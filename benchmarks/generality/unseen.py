@@ -41,7 +41,6 @@ class Unseen:
     good: str
     package: str = ""
     """Its distribution on PyPI, where Gymnasium does not bring it."""
-    flags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -82,7 +81,7 @@ UNSEEN = {
 
 def run(one: Unseen, seed: int, shared: bool) -> Record:
     """Learn it with the defaults, and play random actions beside."""
-    words = ["--env", one.env, *one.flags, "--minutes", str(one.minutes), "--seed", str(seed)]
+    words = ["--env", one.env, "--minutes", str(one.minutes), "--seed", str(seed)]
     versions = {of: report.version(of) for of in (*cells.VERSIONS, one.package) if of}
     record: Record = {
         "env": one.name,
@@ -145,7 +144,9 @@ def main() -> None:
     lines = PATH.read_text(encoding="utf-8").splitlines() if PATH.is_file() else []
     newest = {record["env"]: record for record in map(json.loads, lines)}
     records = [newest[name] for name in UNSEEN if name in newest]
-    text = f"{report.made_with(records)}. One seed and one core each, beside other work. "
+    text = (
+        f"{report.made_with(records)}. One seed each{', beside other work' * any(one['shared'] for one in records)}. "
+    )
     text += "Returns of up to 20 greedy episodes on fresh seeds.\n\n"
     report.save("generality-unseen", text + as_table(records), records, None)
 

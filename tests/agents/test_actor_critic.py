@@ -95,9 +95,11 @@ def test_at_first_all_choices_are_about_as_good() -> None:
     np.testing.assert_allclose(log_prob, np.log(0.5), atol=0.05)
 
 
-@pytest.mark.parametrize("std", [1.0, 0.7])
-def test_numbers_are_drawn_in_unit_range_and_clipped_for_the_environment(std: float) -> None:
-    agent = ActorCritic(spec_of(PENDULUM), config_of("ppo", initial_std=std))
+@pytest.mark.parametrize(("initial", "least", "std"), [(1.0, 0.0, 1.0), (0.7, 0.1, 0.7), (0.01, 0.8, 0.8)])
+def test_numbers_are_drawn_in_unit_range_and_clipped_for_the_environment(
+    initial: float, least: float, std: float
+) -> None:
+    agent = ActorCritic(spec_of(PENDULUM), config_of("ppo", initial_std=initial, least_std=least))
     seen = {"observation": np.ones((4000, 3), np.float32)}
     acted = agent.act(seen, None, np.zeros(4000, np.float32))
     sample, actions = np.asarray(acted.extras["sample"], np.float64), np.asarray(acted.actions, np.float64)

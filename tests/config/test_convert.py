@@ -194,6 +194,7 @@ def test_presets_are_in_range(name: str) -> None:
         ({"remover": "proportional", "alpha": 0.0}, "--remover proportional needs priorities"),
         ({"trim_every": 0}, "--trim-every must be at least 1"),
         ({"v_min": 3.0, "v_max": 3.0}, "--v-min 3 must be less than --v-max 3"),
+        ({"initial_std": 0.05, "least_std": 0.1}, "--initial-std 0.05 is less than --least-std 0.1: lower this, too"),
         ({"critic_hidden": (0,)}, "--critic-hidden must be numbers, each between 1 and 1,048,576, not"),
         ({"value_clip": -0.1}, "--value-clip must be 0 or more"),
         ({"anneal": True}, "--anneal lowers the step size .* set --env-steps"),

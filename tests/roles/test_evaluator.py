@@ -389,6 +389,10 @@ def test_where_no_episode_has_ended_one_is_as_long_as_training(stage: Any, monke
     assert evaluator._expected_seconds(trial) == 60.0
     stage.run.totals.update(episodes=30)
     assert evaluator._expected_seconds(trial) == 20.0
+    evaluator._acting = 0  # other hosts act: an episode is as long as the trial at least
+    stage.run.totals.update(episodes=0)
+    trial.returns.clear()
+    assert evaluator._expected_seconds(trial) == 2.0
 
 
 @pytest.mark.parametrize(("known", "played"), [(True, [1, 1]), (False, [6, 1, 1])])

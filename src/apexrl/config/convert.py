@@ -242,7 +242,9 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
     if not agent.v_min < agent.v_max:
         raise ConfigError(f"--v-min {agent.v_min:g} must be less than --v-max {agent.v_max:g}")
     if agent.initial_std < agent.least_std:
-        raise ConfigError(f"--initial-std {agent.initial_std:g} is less than --least-std {agent.least_std:g}")
+        raise ConfigError(
+            f"--initial-std {agent.initial_std:g} is less than --least-std {agent.least_std:g}: lower this, too"
+        )
     if agent.sequence_stride > agent.sequence_length:
         raise ConfigError(
             f"--sequence-stride {agent.sequence_stride} is more than --sequence-length {agent.sequence_length}: steps "

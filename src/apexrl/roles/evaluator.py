@@ -187,7 +187,8 @@ class Evaluator:
         if not trial.steps:
             return 0.0
         ended = self._context.total("episodes")
-        length = self._context.total("env_steps") / (ended or self._acting)
+        played = ended or self._acting  # neither, where other hosts act, or nobody does
+        length = self._context.total("env_steps") / played if played else 0.0
         if self._limit:
             length = min(length, self._limit) if ended else self._limit
         if not trial.returns:
