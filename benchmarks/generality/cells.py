@@ -35,6 +35,8 @@ UNROLLS = ("a2c", "impala", "ppo", "appo", "pqn")
 BOX = ("sac", "tqc", "redq", "droq", "simba_v2", "crossq", "ddpg", "bires_ddpg", "td3", "fast_td3", "fast_sac", "d4pg")
 SHARES = (1.0, 0.3, 0.1)
 """Parts of a task's budget that a cell may have and that a table shows."""
+EVALUATIONS = 20
+"""On the way, at equal distances of steps, as the peer has them."""
 # For agents whose own topology it is; else ``apex`` for a replay and ``impala`` for unrolls.
 TOPOLOGIES = {"a2c": "a3c", "appo": "sample_factory"}
 
@@ -114,7 +116,8 @@ def run(cell: Cell, minutes: float, python: str) -> Record:
 
 def _ours(cell: Cell, minutes: float) -> Record:
     name = "-".join(["generality", cell.task.replace("/", "-"), cell.agent, cell.topology or "auto", str(cell.seed)])
-    summary = runs.train("", name, command(cell), 60 * minutes)
+    as_often = ["--eval-period-steps", str(max(1, cell.env_steps // EVALUATIONS))]
+    summary = runs.train("", name, [*command(cell), *as_often], 60 * minutes)
     return {
         "versions": {of: report.version(of) for of in VERSIONS},
         "ran": {"agent": summary["agent"], "topology": summary["topology"]},

@@ -5,8 +5,9 @@
     python benchmarks/generality/run.py --table                    # tables anew, from the records that there are
 
 A cell is one agent on one task with one seed: a whole ``apexrl train --env … --agent … --topology … --env-steps …
---seed …`` and no other flag, or the peer's agent with its defaults and as many environment steps. Each ended cell is
-a line in ``benchmarks/records/generality/`` and is not run again, unless ``--again`` or it failed.
+--seed …`` and no other flag of learning, or the peer's agent with its defaults and as many environment steps. Both are
+evaluated 20 times on the way. Each ended cell is a line in ``benchmarks/records/generality/`` and is not run again,
+unless ``--again`` or it failed.
 """
 
 from __future__ import annotations

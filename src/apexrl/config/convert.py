@@ -261,6 +261,10 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
         raise ConfigError(f"--anneal lowers the step size over the {what} of the run: set {flag(steps)}")
     if agent.beta_end and not limit:
         raise ConfigError(f"--beta-end is reached with the last of the run's {what}: set {flag(steps)}")
+    if config.topology == "offline" and config.evaluator.eval_period_steps:
+        raise ConfigError(
+            "--eval-period-steps counts environment steps, and topology offline makes none: use --eval-period-seconds"
+        )
     if config.topology == "offline" and not replay.dataset:
         raise ConfigError("topology offline learns from a dataset alone: name one with --dataset")
     if replay.remover == "proportional" and replay.alpha == 0:

@@ -225,6 +225,10 @@ class EvaluatorConfig:
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
     Where one had to wait for a core, a rest as long as that wait follows: it takes less from the actors."""
+    eval_period_steps: Annotated[int, Range(0)] = 0
+    """Environment steps between the weights that are evaluated, in place of seconds; 0: seconds count.
+    They wait until the evaluator has time, 1 GiB of them at most. Training does not wait.
+    Those that still wait at its end are evaluated then."""
     eval_envs: Annotated[int, Range(1, 65536)] = 10
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -16,10 +15,11 @@ from apexrl.roles.pool_players import opponents
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
 from apexrl.roles.trial import Trial
+from apexrl.roles.weights_by_steps import Candidate, WeightsBySteps, newest
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.status import Work
-from apexrl.spec import Array, EnvSpec
+from apexrl.spec import EnvSpec
 
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
@@ -28,26 +28,11 @@ _FINAL_TRIALS = 4  # of the newest weights, of the best, of newer ones, and of t
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
-class Candidate(NamedTuple):
-    """Weights that may be measured, and how far the run was when they were pulled."""
-
-    version: int
-    weights: Mapping[str, Array]
-    env_steps: int
-    updates: int
-
-    def origin(self) -> dict[str, int]:
-        return {"version": self.version, "env_steps": self.env_steps, "updates": self.updates}
-
-    def equals(self, other: Candidate) -> bool:
-        """Whether the weights are the same. Versions do not tell: after a restart a learner counts some again."""
-        return self.weights.keys() == other.weights.keys() and all(
-            np.array_equal(array, other.weights[name]) for name, array in self.weights.items()
-        )
-
-
 class Evaluator:
     """Evaluates the newest weights periodically, keeps the best, and at the end measures the best and the last again.
+
+    With ``eval_period_steps`` those after so many environment steps each, also where they have to wait; those that
+    still wait when training ends are evaluated then.
 
     Weights that no update has changed are the best only until others were measured, whose returns may be lower. Their
     evaluation is given up where it takes long and there are others.
@@ -91,6 +76,8 @@ class Evaluator:
         self._recall()
 
         self._newest = Candidate(0, {}, 0, 0)
+        steps = settings.eval_period_steps
+        self._by_steps = WeightsBySteps(context, weights, steps) if steps else None
         self._trial: Trial | None = None
         self._episodes, self._short = settings.eval_episodes, False
         self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
@@ -102,11 +89,14 @@ class Evaluator:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
         if self._unsaved and self._saving.due:
             self._save()
+        if self._by_steps:
+            self._by_steps.look()
         if self._trial is None:
-            if self._context.clock() < self._next_start or not self._pull():
+            if self._context.clock() < self._next_start or not self._load_next():
                 time.sleep(min(self._context.patience, _LOOK_SECONDS))
                 return False
-            self._next_start = self._context.clock() + self._settings.eval_period_seconds
+            if self._by_steps is None:
+                self._next_start = self._context.clock() + self._settings.eval_period_seconds
             self._trial = self._begin(self._seed())
         with self._context.env_call():
             running = self._trial.step()
@@ -136,6 +126,7 @@ class Evaluator:
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         endless = False
+        self._evaluate_waiting()
         self._shorten()
         if self._judges_more() and self._pull():
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
@@ -150,6 +141,18 @@ class Evaluator:
             self._saving.last(self._write_best)
         with self._context.env_call():
             self._env.close()
+
+    def _evaluate_waiting(self) -> None:
+        """All weights that wait, and those whose evaluation is in progress, unless nobody waits for the end."""
+        if self._by_steps is None:
+            return
+        if self._by_steps.waiting:
+            text = f"weights of {self._by_steps.waiting} earlier moments wait (--eval-period-steps): evaluated now"
+            self._context.send("log", text=text, level="info")
+        while not self._context.hurried() and (self._trial is not None or self._load_next()):
+            trial, self._trial = self._trial or self._begin(self._seed()), None
+            if self._finish(trial):
+                self._judge(trial)
 
     def _judges_more(self) -> bool:
         """Whether newer weights are to be judged at the end: not by fewer episodes than the best were."""
@@ -259,7 +262,7 @@ class Evaluator:
     def _outdated(self, trial: Trial) -> bool:
         """Whether a trial of weights that no update has changed takes long, and there are others. Policies that have
         learned nothing may play the longest episodes."""
-        if self._serial or self._newest.updates or not self._context.total("updates"):
+        if self._serial or self._by_steps or self._newest.updates or not self._context.total("updates"):
             return False
         return trial.late(_UNTRAINED_SECONDS) and self._weights.latest(newer_than=self._newest.version) is not None
 
@@ -271,14 +274,21 @@ class Evaluator:
             return False
         return trial.steps >= max(_PATIENCE_STEPS, 10.0 * self._context.total("env_steps") / episodes)
 
+    def _load_next(self) -> bool:
+        """Load the weights whose turn it is. False: there are none yet."""
+        if self._by_steps is None:
+            return self._pull()
+        return self._load(self._by_steps.take())
+
     def _pull(self) -> bool:
-        """Take weights that were not measured yet, if there are any."""
-        newest = self._weights.latest(newer_than=self._newest.version)
-        if newest is None:
+        """Load weights that were not measured yet, if there are any."""
+        return self._load(newest(self._context, self._weights, self._newest.version))
+
+    def _load(self, candidate: Candidate | None) -> bool:
+        if candidate is None:
             return False
-        version, arrays = newest
-        self._newest = Candidate(version, arrays, self._context.total("env_steps"), self._context.total("updates"))
-        self._agent.load(arrays)
+        self._newest = candidate
+        self._agent.load(candidate.weights)
         return True
 
     def _seed(self, final: bool = False) -> int:

@@ -38,6 +38,7 @@ COUNTERS = (
     "carried_steps",
     "run_env_steps",
     "matches",
+    "missed_evaluations",
 )
 """What workers count; ``total`` sums a counter over all rows and the resumed run's base. Of ``run_env_steps`` there is
 a base alone: on a host that is not the learner's, how many steps the learner says that the whole run has made."""
@@ -53,12 +54,14 @@ DROPPED = {
     "host_messages": "host_messages",
     "weight_publications": "failed_weights",
     "lost_gradients": "lost_gradients",
+    "evaluations": "missed_evaluations",
 }
 """Name in ``RunStatus.dropped`` -> its counter. Host messages: episodes and warnings of other hosts that were lost.
 Aged steps: older than ``max_policy_lag``. Stale gradients: beyond ``max_gradient_lag``, per slice. Outlier batches: by
 ``outlier_deviations``. Late requests: of an earlier generation of an environment worker. Unsent priorities: for items
 of shards that are lost or behind. Checkpoint writes and weight publications: failed attempts, which are repeated.
-Lost gradients: under way between hosts when a connection or a relay ended, per slice."""
+Lost gradients: under way between hosts when a connection or a relay ended, per slice. Missed evaluations: of
+``eval_period_steps``, as too many weights waited already."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Values of the stop word: keep running; finish normally; finish at once, without a final evaluation."""
@@ -66,7 +69,7 @@ RUN, STOP, HURRY = 0, 1, 2
 STATES = ("starting", "acting", "learning", "evaluating", "serving", "carrying", "waiting")
 """What a worker reports to be doing; its supervisor sets the other values of ``status.WorkerState``."""
 
-_CELLS = 32  # 8-byte words per row: 256 bytes, so that two workers never share a cache line
+_CELLS = 40  # 8-byte words per row: 320 bytes, so that two workers never share a cache line
 _STOP, _HELD_UNTIL, _CHANGES, _CHANGE_BYTES, _CHANGE_CHECK = 0, 1, 2, 3, 4  # header cells
 _PID, _GENERATION, _HEARTBEAT, _BUSY, _STATE, _DISMISSED, _FIRST_COUNTER = 0, 1, 2, 3, 4, 5, 8
 _COLUMN = {name: _FIRST_COUNTER + i for i, name in enumerate(COUNTERS)}

@@ -1,0 +1,115 @@
+"""Evaluations after every so many environment steps: which weights, in which order, and when they wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluated_weights import CONFIG, Trials, evaluate, publish, published
+
+from apexrl.config import Config, EvaluatorConfig, ReplayConfig
+from apexrl.config.convert import check_values
+from apexrl.errors import ConfigError
+from apexrl.roles import Evaluator, weights_by_steps
+from apexrl.roles.weights_by_steps import WeightsBySteps
+from apexrl.shared.weights_board import InlineWeights
+
+BY_STEPS = EvaluatorConfig(eval_episodes=2, eval_envs=2, eval_period_steps=1000)
+
+
+def taken(waiting: WeightsBySteps) -> list[tuple[int, int]]:
+    """Versions and environment steps of all that wait."""
+    found = iter(waiting.take, None)
+    return [(one.version, one.env_steps) for one in found]
+
+
+def small(version: int, weights: InlineWeights) -> None:
+    weights.publish({"weight": np.full(4, float(version), np.float32)}, version)
+
+
+def test_weights_are_taken_once_in_a_period(stage: Any) -> None:
+    weights, totals = InlineWeights(), stage.run.totals
+    totals["env_steps"] = 2500  # of a resumed run
+    waiting = WeightsBySteps(stage.context("evaluator"), weights, 1000)
+    small(1, weights)
+    for env_steps in (2999, 3000, 3400, 4800):
+        totals["env_steps"] = env_steps
+        small(env_steps, weights)
+        waiting.look()
+    totals["env_steps"] = 5100  # weights of 4,800 steps are still the newest
+    waiting.look()
+    small(5101, weights)
+    waiting.look()  # this period is over
+    totals["env_steps"] = 9200
+    waiting.look()
+    assert taken(waiting) == [(3000, 3000), (4800, 4800), (5101, 9200)]
+
+
+def test_weights_that_find_no_room_are_counted(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, totals = InlineWeights(), stage.run.totals
+    waiting = WeightsBySteps(stage.context("evaluator"), weights, 10)
+    monkeypatch.setattr(weights_by_steps, "MOST_BYTES", 40)  # two of 16 bytes each
+    for version in range(1, 5):
+        totals["env_steps"] += 10
+        small(version, weights)
+        waiting.look()
+    assert [version for version, _ in taken(waiting)] == [1, 2]
+    assert totals["missed_evaluations"] == 2
+    monkeypatch.setattr(weights_by_steps, "MOST_BYTES", 4)
+    totals["env_steps"] += 10
+    small(5, weights)
+    waiting.look()
+    assert [version for version, _ in taken(waiting)] == [5]  # one may always wait
+
+
+def run(stage: Any) -> tuple[Evaluator, Trials, InlineWeights, list[dict[str, Any]]]:
+    """An evaluator of a run in which seven periods passed while it had time for the first evaluation alone."""
+    spec, weights = published(1)
+    config = replace(CONFIG, evaluator=BY_STEPS)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    trials, sent = Trials(evaluator), []
+    send = evaluator._context.send
+    evaluator._context.send = lambda kind, **values: (  # type: ignore[method-assign]
+        sent.append(values) if kind == "evaluation" else None,
+        send(kind, **values),
+    )
+    for version in range(2, 9):
+        stage.run.totals["env_steps"] += 1000
+        stage.run.totals["updates"] = version
+        publish(weights, spec, version)
+        evaluator.step()
+    return evaluator, trials, weights, sent
+
+
+def test_weights_that_wait_are_evaluated_in_order(stage: Any) -> None:
+    evaluator, trials, _, sent = run(stage)
+    evaluate(evaluator)
+    assert [(one["version"], one["env_steps"]) for one in sent] == [(n, (n - 1) * 1000) for n in range(2, 9)]
+    assert len(set(trials.seeds)) == 7
+    assert evaluator._best is not None
+    assert evaluator._best.version == max(sent, key=lambda one: (one["mean"], one["version"]))["version"]
+
+
+def test_weights_that_still_wait_are_evaluated_after_training(stage: Any) -> None:
+    evaluator, _, _, sent = run(stage)
+    assert not sent  # the first one is in progress
+    evaluator.close()
+    assert [one["version"] for one in sent if not one["final"]] == list(range(2, 9))
+    best = max((one for one in sent if not one["final"]), key=lambda one: (one["mean"], one["version"]))
+    final = {one["weights"]: one["version"] for one in sent if one["final"]}
+    assert final == {"best": best["version"], "last": 8}
+
+
+def test_nobody_waits_for_them_where_the_run_is_hurried(stage: Any) -> None:
+    evaluator, _, _, sent = run(stage)
+    stage.run.hurried = True
+    evaluator.close()
+    assert not sent
+
+
+def test_no_steps_are_counted_without_an_environment() -> None:
+    config = Config(topology="offline", replay=ReplayConfig(dataset="somewhere"), evaluator=BY_STEPS)
+    with pytest.raises(ConfigError, match="--eval-period-steps counts environment steps"):
+        check_values(config)
