@@ -140,6 +140,10 @@ def is_team(name: str) -> bool:
     return name == TEAM or name.startswith(TEAM + "/")
 
 
+ENDLESS = 1e30
+"""A bound of an action beyond is none: ±3.4e38 often stands for infinity."""
+
+
 class ActionPart(NamedTuple):
     """One entry of a ``Tuple`` or ``Dict`` of actions."""
 
@@ -190,25 +194,35 @@ class ActionSpec:
         """Choices and numbers at once."""
         return bool(self.nvec) and self.low is not None
 
-    def check_bounds(self, agent: str) -> None:
-        """Refuse numbers that have no finite bounds.
+    @property
+    def bounded(self) -> bool:
+        """Whether all numbers have bounds: none beyond ``ENDLESS``."""
+        if self.low is None or self.high is None:
+            return True
+        return bool((np.asarray(self.low) >= -ENDLESS).all() and (np.asarray(self.high) <= ENDLESS).all())
+
+    def check_bounds(self, agent: str, needed: bool = True) -> None:
+        """Refuse numbers between whose bounds nothing lies, and those without bounds.
 
         Args:
-            agent: who needs them.
+            agent: who asks.
+            needed: False: there need not be bounds.
 
         Raises:
-            AgentError: a bound is infinite, or the distance of two is as a float32.
+            AgentError: there are not all bounds, or one is not below the other.
         """
         if self.low is None or self.high is None:
             return
         low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            finite = np.isfinite(high - low).all()  # of ±3.4e38 a float32 does not hold it
-        if not (finite and (low < high).all()):
+        if not (low < high).all():
             raise AgentError(
-                f"{agent} needs finite bounds low < high of every action, but the space is {low.tolist()} … "
-                f"{high.tolist()}; give it bounds, as of -2 … 2: gymnasium.wrappers.TransformAction(env, lambda a: a, "
-                f"gymnasium.spaces.Box(-2.0, 2.0, {low.shape}))"
+                f"{agent}: every action needs low < high, but the space is {low.tolist()} … {high.tolist()}"
+            )
+        if needed and not self.bounded:
+            raise AgentError(
+                f"{agent} needs finite bounds of every action, but the space is {low.tolist()} … {high.tolist()}. "
+                "ppo, appo, impala and a2c need none. Or give it bounds, as of -2 … 2: gymnasium.wrappers."
+                f"TransformAction(env, lambda a: a, gymnasium.spaces.Box(-2.0, 2.0, {low.shape}))"
             )
 
     @property

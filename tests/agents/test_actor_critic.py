@@ -113,10 +113,22 @@ def test_numbers_are_drawn_in_unit_range_and_clipped_for_the_environment(
     assert abs(float(greedy.actions[0, 0])) < 0.2
 
 
+def test_a_box_needs_no_bounds() -> None:
+    low, high = np.array([-np.inf, -np.inf, 2.0, -1.0], np.float32), np.array([np.inf, 5.0, 3.4e38, 3.0], np.float32)
+    spec = EnvSpec({"observation": Field((3,), "float32")}, ActionSpec((4,), "float32", low=low, high=high))
+    seen = {"observation": np.ones((4000, 3), np.float32)}
+    acted = ActorCritic(spec, config_of("ppo")).act(seen, None, np.zeros(4000, np.float32))
+    sample, actions = np.asarray(acted.extras["sample"]), np.asarray(acted.actions)
+    expected = np.clip(np.array([0.0, 4.0, 3.0, 1.0]) + np.array([1.0, 1.0, 1.0, 2.0]) * sample, low, high)
+    np.testing.assert_allclose(actions, expected, rtol=1e-6)
+    assert (np.abs(actions[:, 0]) > 1.0).any()
+    assert (actions[:, 1] == 5.0).any()  # beyond its only bound
+
+
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(AgentError, match="ppo needs finite bounds"):
-        endless = ActionSpec((1,), "float32", low=np.array([-np.inf], np.float32), high=np.array([1.0], np.float32))
-        ActorCritic(EnvSpec({"observation": Field((2,), "float32")}, endless), config_of("ppo"))
+    with pytest.raises(AgentError, match="ppo: every action needs low < high"):
+        empty = ActionSpec((1,), "float32", low=np.ones(1, np.float32), high=np.ones(1, np.float32))
+        ActorCritic(EnvSpec({"observation": Field((2,), "float32")}, empty), config_of("ppo"))
     with pytest.raises(AgentError, match=r"value_clip 0.2 holds values .* set epochs or minibatches above 1"):
         ActorCritic(spec_of(CARTPOLE), config_of("ppo", value_clip=0.2))
     for steps in ({"epochs": 2}, {"minibatches": 3}):

@@ -233,21 +233,41 @@ def test_what_makes_no_sense_is_told(
     assert not started
 
 
-@pytest.mark.parametrize("agent", [(), ("--agent", "auto")])
-def test_actions_without_bounds_are_refused_before_an_agent_is_chosen(
-    agent: tuple[str, ...],
+def _boxes(low: float, high: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments have such bounds of their two actions."""
+    action = ActionSpec((2,), "float32", low=np.full(2, low, np.float32), high=np.full(2, high, np.float32))
+    seen = facts()._replace(spec=replace(facts().spec, action=action))
+    monkeypatch.setattr("apexrl.launch.env_look.env_facts", lambda config, measure: seen)
+
+
+@pytest.mark.parametrize("words", [(), ("--agent", "auto"), ("--topology", "sample_factory")])
+def test_actions_without_bounds_go_to_an_agent_that_needs_none(
+    words: tuple[str, ...], started: list[Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _boxes(-np.inf, np.inf, monkeypatch)
+    assert main.main(["train", "--env", "Any-v0", *words]) == 0
+    assert started[0].agent.agent == ("appo" if "--topology" in words else "ppo")
+
+
+@pytest.mark.parametrize(
+    ("words", "bounds", "error"),
+    [
+        (("--topology", "apex"), (-np.inf, np.inf), "topology apex needs finite bounds"),
+        ((), (1.0, 1.0), "every agent: every action needs low < high"),
+    ],
+)
+def test_bounds_that_no_agent_takes_are_refused_before_one_is_chosen(
+    words: tuple[str, ...],
+    bounds: tuple[float, float],
+    error: str,
     started: list[Config],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    endless = np.full(2, np.inf, np.float32)
-    seen = facts()._replace(
-        spec=replace(facts().spec, action=ActionSpec((2,), "float32", low=-endless, high=endless)),
-    )
-    monkeypatch.setattr("apexrl.launch.env_look.env_facts", lambda config, measure: seen)
-    assert main.main(["train", "--env", "Any-v0", *agent]) != 0
+    _boxes(*bounds, monkeypatch)
+    assert main.main(["train", "--env", "Any-v0", *words]) != 0
     told = capsys.readouterr()
-    assert "every agent needs finite bounds" in " ".join(told.err.split())
+    assert error in " ".join(told.err.split())
     assert "--agent auto:" not in told.out + told.err
     assert not started
 

@@ -83,14 +83,13 @@ class ActorCritic:
     softmax for every choice.
 
     Args:
-        spec: the environment; a box of actions must have finite bounds.
+        spec: the environment; a box of actions needs no bounds.
         device: of PyTorch, ``"cpu"`` or ``"cuda…"``.
         seed: of the network's first weights, of acting, and of the shuffling of minibatches.
 
     Raises:
-        AgentError: a bound of the box is infinite, an unroll would have no steps, values are to be clipped in updates
-            of one gradient step, the log-probability is to be followed for several, or a central value would see no
-            state.
+        AgentError: an unroll would have no steps, values are to be clipped in updates of one gradient step, the
+            log-probability is to be followed for several, or a central value would see no state.
     """
 
     def __init__(self, spec: EnvSpec, config: AgentConfig, device: str = "cpu", seed: int = 0) -> None:
@@ -115,11 +114,11 @@ class ActorCritic:
         self._policy: Distribution
         self._masks = action_masks(spec)
         if spec.action.hybrid:
-            self._box = both = HybridActions(spec.action, config.agent)
+            self._box = both = HybridActions(spec.action, config.agent, bounds_needed=False)
             self._policy, free = Hybrid(both.nvec, both.box.size, config.least_std), both.box.size
             self.policy_noise = ActingNoise(both.size, config.pink_noise, BOX_WHITE)
         elif spec.action.box:
-            self._box = ActionBox(spec.action, config.agent)
+            self._box = ActionBox(spec.action, config.agent, bounds_needed=False)
             self._policy, free = Gaussian(self._box.size, config.least_std), self._box.size
             self.policy_noise = ActingNoise(self._box.size, config.pink_noise, BOX_WHITE)
         else:

@@ -20,18 +20,19 @@ class HybridActions:
     """The two halves of hybrid actions, and the way between −1 … 1 and the units of the environment.
 
     Args:
-        action: hybrid actions of k choices and d numbers with finite bounds.
+        action: hybrid actions of k choices and d numbers.
         agent: how errors call the agent.
+        bounds_needed: as ``ActionBox`` has it.
 
     Raises:
-        AgentError: a bound is infinite.
+        AgentError: the bounds are refused.
     """
 
-    def __init__(self, action: ActionSpec, agent: str) -> None:
+    def __init__(self, action: ActionSpec, agent: str, bounds_needed: bool = True) -> None:
         self.nvec = action.nvec
         self.choices = len(action.nvec)
         self.size = action.shape[0]
-        self.box = ActionBox(numbers_of(action), agent)
+        self.box = ActionBox(numbers_of(action), agent, bounds_needed)
 
     def to_env(self, drawn: Floats) -> Floats:
         """Choices and unit numbers [B, k + d] as the environment's, float32, never beyond its bounds."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from apexrl.spec import ACTION_MASK, Array, EnvSpec
+from apexrl.spec import ACTION_MASK, ENDLESS, Array, EnvSpec
 
 
 class Asked(NamedTuple):
@@ -52,7 +52,7 @@ class RandomPlayers:
 
 
 def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[str, Array], count: int) -> Array:
-    """``count`` actions, uniformly at random."""
+    """``count`` actions, uniformly at random; numbers without bounds as Gymnasium's ``Box.sample`` draws them."""
     action = spec.action
     if spec.masked:
         mask = np.asarray(observations[ACTION_MASK]).astype(bool)
@@ -65,6 +65,16 @@ def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[s
     if action.low is None:
         return choices
     assert action.high is not None
-    low, high = np.maximum(action.low, -1e6), np.minimum(action.high, 1e6)
-    numbers = rng.uniform(low, high, (count, *low.shape))
+    numbers = _numbers(rng, action.low, action.high, count)
     return np.asarray(np.concatenate((choices, numbers), axis=1) if action.hybrid else numbers, np.float32)
+
+
+def _numbers(rng: np.random.Generator, low: Array, high: Array, count: int) -> Array:
+    """Between the bounds; beyond one alone exponential, without any normal."""
+    shape, below, above = (count, *low.shape), low >= -ENDLESS, high <= ENDLESS
+    least, most = np.where(below, low, 0.0), np.where(above, high, 0.0)
+    between = rng.uniform(np.where(below & above, least, 0.0), np.where(below & above, most, 1.0), shape)
+    if (below & above).all():
+        return between
+    beyond, anywhere = rng.exponential(size=shape), rng.normal(size=shape)
+    return np.select([below & above, below, above], [between, least + beyond, most - beyond], anywhere)

@@ -67,9 +67,7 @@ def _step(config: Config) -> None:
     from apexrl.envs.players import random_actions
 
     with closing(make_vector(config.env, 1, config.seed)) as env:
-        action, rng = env.spec.action, np.random.default_rng(config.seed)
+        rng = np.random.default_rng(config.seed)
         seen = env.reset()
-        if any(not np.isfinite(bound).all() for bound in (action.low, action.high) if bound is not None):
-            return  # what is a usual action is not known
         for _ in range(_STEPS):
             seen = env.step(random_actions(rng, env.spec, seen, env.num_envs)).observation

@@ -9,6 +9,7 @@ from apexrl import agents, topologies
 from apexrl.agents import AGENTS
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config.settings import flag
+from apexrl.spec import ActionSpec
 
 AUTO = "auto"
 """In place of an agent's name."""
@@ -79,7 +80,7 @@ def _agents(facts: EnvFacts, topology: str) -> list[str]:
     if topology == "offline":
         own = ["iql" if box else "discrete_cql"]
     named = [*own, *first, *AGENTS] if topology else [*first, *AGENTS]
-    return [name for name in dict.fromkeys(named) if _acts(name, box, hybrid)]
+    return [name for name in dict.fromkeys(named) if _acts(name, facts.spec.action)]
 
 
 def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
@@ -93,11 +94,12 @@ def _topologies(agent: str, facts: EnvFacts, cores: int) -> list[str]:
     return [best, *(name for name in topologies.TOPOLOGIES if name != best)]
 
 
-def _acts(agent: str, box: bool, hybrid: bool) -> bool:
+def _acts(agent: str, action: ActionSpec) -> bool:
+    """Whether it takes such actions. Agents of unrolls alone need no bounds."""
     needs = AGENTS[agent].needs
-    if hybrid:
-        return "Tuple" in needs
-    return ("Box" in needs) if box else ("Discrete" in needs)
+    if action.hybrid or action.box:
+        return ("Tuple" if action.hybrid else "Box") in needs and (action.bounded or AGENTS[agent].item == "unroll")
+    return "Discrete" in needs
 
 
 def _in_vain(agent: str, topology: str, given: Collection[str]) -> list[str]:

@@ -50,7 +50,8 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
 
     Raises:
         ConfigError: a name or a value that there is not.
-        AgentError: no agent takes the environment's actions, as their bounds are infinite.
+        AgentError: no agent of the topology takes the environment's actions, as their bounds are infinite, or none
+            takes them, as one is not below the other.
         EnvError: the environment cannot be made.
         SpecError: one of its spaces is not supported.
     """
@@ -67,9 +68,11 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
 
     facts = env_facts(look, measure=agent == AUTO)
     if agent == AUTO:
-        facts.spec.action.check_bounds("every agent")
+        facts.spec.action.check_bounds("every agent", needed=False)
     cores = usable_cores()
     chosen = choose(facts, cores, agent, topology, given)
+    if agent == AUTO and not chosen.why:  # the topology runs no agent for such actions
+        facts.spec.action.check_bounds(f"topology {topology or chosen.topology}")
     env_steps, memory, learners = _aims(look)
     learners += "redis" in given  # of a host that may come
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
