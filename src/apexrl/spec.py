@@ -199,7 +199,8 @@ class ActionSpec:
         """Whether all numbers have bounds: none beyond ``ENDLESS``."""
         if self.low is None or self.high is None:
             return True
-        return bool((np.asarray(self.low) >= -ENDLESS).all() and (np.asarray(self.high) <= ENDLESS).all())
+        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        return bool((low >= -ENDLESS).all() and (high <= ENDLESS).all())
 
     def check_bounds(self, agent: str, needed: bool = True) -> None:
         """Refuse numbers between whose bounds nothing lies, and those without bounds.

@@ -12,7 +12,7 @@ import pytest
 from evaluated_weights import CONFIG, Still, evaluate, make, measured, publish, published
 
 from apexrl.agents import agent_class
-from apexrl.config import ActorConfig, EnvConfig, EvaluatorConfig
+from apexrl.config import ActorConfig, EnvConfig, EvaluatorConfig, StopConfig
 from apexrl.envs import FrameStack, make_vector
 from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
@@ -375,6 +375,34 @@ def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     assert set(lengths) == {played}
     said = [values["text"] for values in stage.values("log")]
     assert [f"play {played} of 6" in text for text in said] == [True] * (not serial)
+
+
+@pytest.mark.parametrize(
+    ("lasted", "changed", "rests", "played"),
+    [
+        (0, {}, True, 3),  # 2 in a minute, and no fewer than 3
+        (1500, {}, True, 5),  # 6 in a tenth of the run, of 30 s each
+        (0, {}, False, 4),  # all environments are stepped, anyway
+        (0, {"serial": True}, True, 6),
+        (0, {"stop": StopConfig(stop_at_return=500.0)}, True, 6),
+        (0, {"evaluator": replace(CONFIG.evaluator, eval_period_steps=1)}, True, 6),
+        (0, {"evaluator": replace(CONFIG.evaluator, eval_period_steps=1, eval_timeout=150.0)}, True, 4),
+    ],
+)
+def test_evaluations_on_the_way_play_fewer_episodes_where_they_are_slow(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, lasted: int, changed: dict[str, Any], rests: bool, played: int
+) -> None:
+    monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rests", rests)
+    spec, weights = published(1)
+    config = replace(CONFIG, serial=False)
+    evaluator = Evaluator(stage.context("evaluator"), config=replace(config, **changed), spec=spec, weights=weights)
+    evaluator._episode_seconds = 30.0
+    evaluator._began -= lasted
+    stage.run.totals.update(updates=1, env_steps=1)
+    evaluate(evaluator)
+    assert [len(values["returns"]) for values in stage.values("evaluation")] == [played]
+    said = [values["text"] for values in stage.values("log")]
+    assert [f"play {played} of 6" in text for text in said] == [True] * (played < 6)
 
 
 def test_where_no_episode_has_ended_one_is_as_long_as_training(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,9 @@ class EvaluatorConfig:
 
     eval_episodes: Annotated[int, Range(1)] = 20
     """Episodes per evaluation, and again on new seeds at the end.
-    There fewer are played where they are slow: they would take longer than the run did, and than a minute."""
+    Fewer are played where they are slow: at the end they would take longer than the run did, and than a minute.
+    On the way they would take longer than a tenth of the run so far, and than a minute.
+    All are played on the way with --eval-period-steps, with --stop-at-return and with --serial."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
     Where one had to wait for a core, a rest as long as that wait follows: it takes less from the actors."""

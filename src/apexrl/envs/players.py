@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apexrl.spec import ACTION_MASK, ENDLESS, Array, EnvSpec
+
+Floats = NDArray[np.float32]
 
 
 class Asked(NamedTuple):
@@ -64,12 +67,11 @@ def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[s
     choices = rng.integers(np.array(action.nvec, np.int64), size=(count, len(action.nvec)))
     if action.low is None:
         return choices
-    assert action.high is not None
-    numbers = _numbers(rng, action.low, action.high, count)
+    numbers = _numbers(rng, cast("Floats", action.low), cast("Floats", action.high), count)
     return np.asarray(np.concatenate((choices, numbers), axis=1) if action.hybrid else numbers, np.float32)
 
 
-def _numbers(rng: np.random.Generator, low: Array, high: Array, count: int) -> Array:
+def _numbers(rng: np.random.Generator, low: Floats, high: Floats, count: int) -> Array:
     """Between the bounds; beyond one alone exponential, without any normal."""
     shape, below, above = (count, *low.shape), low >= -ENDLESS, high <= ENDLESS
     least, most = np.where(below, low, 0.0), np.where(above, high, 0.0)

@@ -24,6 +24,8 @@ from apexrl.spec import EnvSpec
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
+_FEWEST = 3  # episodes of an evaluation on the way
+_PART = 0.1  # of the run so far, that an evaluation on the way may take
 _FINAL_TRIALS = 4  # of the newest weights, of the best, of newer ones, and of the last
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
@@ -33,6 +35,9 @@ class Evaluator:
 
     With ``eval_period_steps`` those after so many environment steps each, also where they have to wait; those that
     still wait when training ends are evaluated then.
+
+    Where episodes are slow, evaluations on the way play fewer, to take no longer than a tenth of the run so far, or
+    than a minute. Else a run would have few of them, or none, as all would reach ``eval_timeout``.
 
     Weights that no update has changed are the best only until others were measured, whose returns may be lower. Their
     evaluation is given up where it takes long and there are others.
@@ -83,7 +88,7 @@ class Evaluator:
         self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
         self._began = time.monotonic()
-        self._warned = False  # that no episode ends
+        self._warned = self._told = False  # that no episode ends; that evaluations are shorter
 
     def step(self) -> bool:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
@@ -97,11 +102,11 @@ class Evaluator:
                 return False
             if self._by_steps is None:
                 self._next_start = self._context.clock() + self._settings.eval_period_seconds
-            self._trial = self._begin(self._seed())
+            self._trial = self._begin(self._seed(), self._on_the_way())
         with self._context.env_call():
             running = self._trial.step()
         if not running:
-            self._episode_seconds = self._trial.seconds / self._episodes
+            self._episode_seconds = self._trial.seconds / max(1, len(self._trial.returns))
             self._judge(self._trial)
             # Where cores are short, others have them meanwhile. A serial run does not depend on seconds.
             rest = 0.0 if self._serial else self._trial.queued
@@ -172,9 +177,7 @@ class Evaluator:
         lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
         if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
-        envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
-        trials = 2 if self._judged else 3
-        episodes = max(1, int(lasted / trials / self._episode_seconds / envs)) * envs
+        episodes = self._possible(lasted / (2 if self._judged else 3), 1)
         if episodes >= self._episodes:
             return
         self._episodes, self._short = episodes, True
@@ -183,6 +186,30 @@ class Evaluator:
             f"{self._settings.eval_episodes}, to take no longer than the run, or than a minute. apexrl eval plays more"
         )
         self._context.send("log", text=text, level="info")
+
+    def _on_the_way(self) -> int:
+        """Episodes of an evaluation while the run goes on."""
+        if self._serial or not self._episode_seconds:
+            return self._episodes
+        seconds = self._settings.eval_timeout * 0.8  # what it takes is an estimate
+        if self._by_steps is None and self._goal == float("inf"):
+            lasted = time.monotonic() - self._began
+            seconds = min(seconds, max(_PATIENCE_SECONDS, _PART * lasted))
+        episodes = self._possible(seconds, _FEWEST)
+        if episodes < self._episodes and not self._told:
+            self._told = True
+            text = (
+                f"an episode takes about {self._episode_seconds:.2g} s: evaluations play {episodes} of "
+                f"{self._episodes}, and more where the run goes on for long"
+            )
+            self._context.send("log", text=text, level="info")
+        return episodes
+
+    def _possible(self, seconds: float, least: int) -> int:
+        """Episodes that can be played in this time."""
+        envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
+        rounds = max(int(seconds / self._episode_seconds / envs), -(-least // envs))
+        return min(self._episodes, rounds * envs)
 
     def _expected_seconds(self, trial: Trial) -> float:
         """What an episode of a trial takes that has not ended. Where none has ended in training, one is as long as the
@@ -297,14 +324,14 @@ class Evaluator:
         source = np.random.SeedSequence(fixed, spawn_key=(final,)) if fixed else self._seeds.spawn(1)[0]
         return int(source.generate_state(1)[0])
 
-    def _begin(self, seed: int) -> Trial:
+    def _begin(self, seed: int, episodes: int = 0) -> Trial:
         settings = self._settings
         with self._context.env_call():
             return Trial(
                 self._agent,
                 self._env,
                 self._frames,
-                self._episodes,
+                episodes or self._episodes,
                 seed,
                 self._check,
                 self._gamma,
