@@ -104,7 +104,16 @@ def test_a_reward_may_be_an_array_of_one(reward):
     assert vector.step(np.zeros(2, np.int64)).reward.tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("reward", [None, "much", [1.0, 2.0], np.zeros(2), {}, pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize("reward", [[1.0, 2.0], np.zeros((2, 1)), torch.zeros(3)])
+def test_several_rewards_of_a_step_are_refused(reward):
+    vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), (SEEN, reward, False, False, {}))), 2, 0)
+    vector.reset()
+    shape = re.escape(str(tuple(np.shape(reward))))
+    with pytest.raises(EnvError, match=rf"environment 0 returned a reward of shape {shape}; .* weight several"):
+        vector.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("reward", [None, "much", {}, pytest.param(10**400, id="huge")])
 def test_a_reward_that_is_no_number_is_refused(reward):
     vector = make_vector(EnvConfig(env=lambda: Answers((SEEN, {}), (SEEN, reward, False, False, {}))), 2, 0)
     vector.reset()

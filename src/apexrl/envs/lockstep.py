@@ -219,8 +219,12 @@ class Single:
         if array.size == 1 and array.dtype.kind in "biuf":
             return array.item()
         which = f"{self._name}: step() of environment {self._number}"
-        several = "; weight several objectives into one, as MO-Gymnasium's LinearReward does" * (array.size > 1)
-        raise EnvError(f"{which} returned the reward {reward!r:.60}; it must be a number{several}")
+        if array.size > 1:
+            raise EnvError(
+                f"{which} returned a reward of shape {array.shape}; it must be a number: weight several objectives "
+                "into one, as MO-Gymnasium's LinearReward does"
+            )
+        raise EnvError(f"{which} returned the reward {reward!r:.60}; it must be a number")
 
     def _flag(self, what: str, value: Any) -> bool:
         return flag(value, what, f"{self._name}: step() of environment {self._number}")
