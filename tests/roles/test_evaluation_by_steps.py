@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -92,10 +93,17 @@ def test_weights_that_wait_are_evaluated_in_order(stage: Any) -> None:
     assert evaluator._best.version == max(sent, key=lambda one: (one["mean"], one["version"]))["version"]
 
 
-def test_weights_that_still_wait_are_evaluated_after_training(stage: Any) -> None:
+def test_weights_that_still_wait_are_evaluated_after_training(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]  # only this test lets time pass
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     evaluator, _, _, sent = run(stage)
     assert not sent  # the first one is in progress
+    now[0] = 130.0
+    judge = evaluator._judge
+    evaluator._judge = lambda trial: (now.append(now.pop() + 7.0), judge(trial))  # type: ignore[assignment]
     evaluator.close()
+    assert {one.get("seconds_ago") for one in sent if not one["final"]} == {30.0}  # before training ended
+    assert not any("seconds_ago" in one for one in sent if one["final"])
     assert [one["version"] for one in sent if not one["final"]] == list(range(2, 9))
     best = max((one for one in sent if not one["final"]), key=lambda one: (one["mean"], one["version"]))
     final = {one["weights"]: one["version"] for one in sent if one["final"]}

@@ -57,11 +57,13 @@ def test_rows_and_events(tmp_path: Path) -> None:
     log.event("episodes", {"returns": [1.0]})
     log.message("actor-1 was restarted", "warning")
     log.event("evaluation", {"mean": 9.0, "std": float("nan"), "episodes": 20, "final": True})
+    log.event("evaluation", {"mean": 8.0, "std": 1.0, "episodes": 20, "final": False, "seconds_ago": 0.5})
     log.finished({})
     log.close()
 
     rows = read_rows(tmp_path / "metrics.jsonl")
-    assert [row["kind"] for row in rows] == ["status", "evaluation", "message", "evaluation", "status"]
+    assert [row["kind"] for row in rows] == ["status", "evaluation", "message", "evaluation", "evaluation", "status"]
+    assert [row["wall_seconds"] for row in rows] == [2.0, 2.0, 2.0, 2.0, 1.5, 2.0]
     assert all({"wall_seconds", "env_steps", "updates"} <= set(row) for row in rows)
     assert (rows[0]["train_return"], rows[0]["agent/loss"], rows[0]["policy_lag_mean"]) == (1.5, 0.25, None)
     assert (rows[1]["env_steps"], rows[1]["mean"]) == (290, 9.5)  # the steps of the measured weights
@@ -72,7 +74,7 @@ def test_rows_and_events(tmp_path: Path) -> None:
     scalars = read_scalars(events)
     assert scalars["return/train"] == (300, 1.5)
     assert scalars["agent/loss"] == (300, 0.25)
-    assert scalars["return/eval"] == (290, 9.5)
+    assert scalars["return/eval"] == (300, 8.0)
     assert "policy_lag/mean" not in scalars
     assert "policy_lag_histogram" not in rows[0]
 

@@ -88,6 +88,7 @@ class Evaluator:
         self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
         self._began = time.monotonic()
+        self._closed: float | None = None  # when training ended, of the monotonic clock
         self._warned = self._told = False  # that no episode ends; that evaluations are shorter
 
     def step(self) -> bool:
@@ -130,6 +131,7 @@ class Evaluator:
 
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
+        self._closed = time.monotonic()
         endless = False
         self._evaluate_waiting()
         self._shorten()
@@ -368,6 +370,10 @@ class Evaluator:
 
     def _send(self, trial: Trial, candidate: Candidate, weights: Literal["", "best", "last"] = "") -> None:
         """Tell what was measured. ``weights``: whose final evaluation it is; empty: it is none."""
+        waited = {}
+        if self._by_steps is not None and not weights:
+            until = time.monotonic() if self._closed is None else self._closed
+            waited = {"seconds_ago": max(0.0, until - candidate.pulled)}
         self._context.send(
             "evaluation",
             episodes=len(trial.returns),
@@ -376,6 +382,7 @@ class Evaluator:
             returns=trial.returns,
             final=bool(weights),
             **({"weights": weights} if weights else {}),
+            **waited,
             **candidate.origin(),
             **trial.compared(),
             **({"metrics": trial.metrics} if trial.metrics else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class Candidate(NamedTuple):
     weights: Mapping[str, Array]
     env_steps: int
     updates: int
+    pulled: float = 0.0  # when, of the monotonic clock
 
     def origin(self) -> dict[str, int]:
         return {"version": self.version, "env_steps": self.env_steps, "updates": self.updates}
@@ -35,7 +37,9 @@ class Candidate(NamedTuple):
 def newest(context: Context, reader: WeightsReader, newer_than: int) -> Candidate | None:
     """The newest weights; None: there are none newer."""
     found = reader.latest(newer_than=newer_than)
-    return None if found is None else Candidate(*found, context.total("env_steps"), context.total("updates"))
+    if found is None:
+        return None
+    return Candidate(*found, context.total("env_steps"), context.total("updates"), time.monotonic())
 
 
 class WeightsBySteps:

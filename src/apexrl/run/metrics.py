@@ -120,10 +120,11 @@ class RunLog:
         if kind not in ("evaluation", "tuning", "env_change") or self._fenced():
             return
         status = self._status
+        seconds = max(0.0, status.elapsed_seconds - values.get("seconds_ago", 0.0))
         at = {"env_steps": status.env_steps, "updates": status.updates}
         metrics = told_spreads(values.get("metrics"))
         told = {"metrics": {name: one._asdict() for name, one in metrics.items()}} if metrics else {}
-        self._write({"kind": kind, "wall_seconds": round(status.elapsed_seconds, 3), **at, **values, **told})
+        self._write({"kind": kind, "wall_seconds": round(seconds, 3), **at, **values, **told})
         if kind == "tuning":
             counts = {f"autotune/{name}": float(count) for name, count in values["setting"].items()}
             self._scalars({**counts, "autotune/rate": values["rate"]}, status.axis_steps)
