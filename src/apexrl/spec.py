@@ -221,9 +221,9 @@ class ActionSpec:
             )
         if needed and not self.bounded:
             raise AgentError(
-                f"{agent} needs finite bounds of every action, but the space is {low.tolist()} … {high.tolist()}. "
-                "ppo, appo, impala and a2c need none. Or give it bounds, as of -2 … 2: gymnasium.wrappers."
-                f"TransformAction(env, lambda a: a, gymnasium.spaces.Box(-2.0, 2.0, {low.shape}))"
+                f"{agent} needs finite bounds of every action, within ±{ENDLESS:g}, but the space is {low.tolist()} … "
+                f"{high.tolist()}. --agent ppo --topology impala needs none. Or give it bounds, as of -2 … 2: "
+                f"gymnasium.wrappers.TransformAction(env, lambda a: a, gymnasium.spaces.Box(-2.0, 2.0, {low.shape}))"
             )
 
     @property

@@ -19,7 +19,7 @@ from apexrl.datasets.minari_files import Dataset, write
 from apexrl.envs.toy import Corridor
 from apexrl.errors import ConfigError, DatasetError
 from apexrl.evaluation.off_policy import importance
-from apexrl.evaluation.off_policy.estimates import estimates
+from apexrl.evaluation.off_policy.estimates import _numbers, estimates
 from apexrl.evaluation.off_policy.fitted_q import Fit, Recorded, fitted_q
 from apexrl.protocols import Acted
 from apexrl.spec import ActionSpec, EnvSpec, Field
@@ -171,6 +171,13 @@ def test_random_actions_are_possible_ones(actions: Any, possible: list[int], tak
     assert {name: one.value for name, one in found.estimates.items()} == pytest.approx(
         {"fqe": 3.0, "is": 3.0}, rel=0.05
     )
+
+
+def test_critics_take_numbers_in_the_units_of_their_bounds() -> None:
+    low, high = np.array([-np.inf, 2.0, -1.0], np.float32), np.array([np.inf, np.inf, 3.0], np.float32)
+    agent: Any = Rightwards(EnvSpec({}, ActionSpec((3,), "float32", low=low, high=high)))
+    actions = np.array([[5.0, 4.0, 3.0], [-5.0, 2.0, 1.0]], np.float64)
+    np.testing.assert_array_equal(_numbers(agent, actions), [[5.0, 1.0, 1.0], [-5.0, -1.0, 0.0]])
 
 
 def test_what_cannot_be_estimated_is_refused(dataset: str, tmp_path: Path) -> None:

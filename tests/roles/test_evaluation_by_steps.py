@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluated_weights import CONFIG, Trials, evaluate, publish, published
+from evaluated_weights import CONFIG, Still, Trials, evaluate, publish, published
 
-from apexrl.config import Config, EvaluatorConfig, ReplayConfig
+from apexrl.config import Config, EnvConfig, EvaluatorConfig, ReplayConfig
 from apexrl.config.convert import check_values
+from apexrl.envs.toy import Endless
 from apexrl.errors import ConfigError
 from apexrl.roles import Evaluator, weights_by_steps
 from apexrl.roles.weights_by_steps import WeightsBySteps
@@ -46,6 +47,7 @@ def test_weights_are_taken_once_in_a_period(stage: Any) -> None:
     totals["env_steps"] = 9200
     waiting.look()
     assert taken(waiting) == [(3000, 3000), (4800, 4800), (5101, 9200)]
+    assert totals["missed_evaluations"] == 3  # of 6,000 to 8,000 steps
 
 
 def test_weights_that_find_no_room_are_counted(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +112,56 @@ def test_weights_that_still_wait_are_evaluated_after_training(stage: Any, monkey
     assert final == {"best": best["version"], "last": 8}
 
 
+def test_those_that_wait_end_with_the_goal(stage: Any) -> None:
+    evaluator, _, _, sent = run(stage)
+    evaluator._goal = 1.0
+    evaluator.close()
+    assert [one["version"] for one in sent if not one["final"]] == [2]
+    assert stage.run.totals["missed_evaluations"] == 6
+
+
+def test_haste_ends_those_that_wait(stage: Any) -> None:
+    evaluator, _, _, sent = run(stage)
+    judge = evaluator._judge
+    evaluator._judge = lambda trial: (judge(trial), setattr(stage.run, "hurried", len(sent) == 3))  # type: ignore[assignment]
+    evaluator.close()
+    assert [one["version"] for one in sent] == [2, 3, 4]
+    assert stage.run.totals["missed_evaluations"] == 4
+
+
+def test_those_that_wait_play_what_their_time_limit_allows(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rests", True)
+    evaluator, _, _, sent = run(stage)
+    evaluator._serial = False
+    evaluator._settings = replace(BY_STEPS, eval_timeout=100.0)
+    judge = evaluator._judge
+    evaluator._judge = lambda trial: (judge(trial), setattr(evaluator, "_episode_seconds", 70.0))  # type: ignore[assignment]
+    evaluator.close()
+    assert [one["episodes"] for one in sent if not one["final"]] == [2, 1, 1, 1, 1, 1, 1]
+
+
+def test_where_no_episode_ends_those_that_wait_are_given_up(stage: Any) -> None:
+    spec, weights = published(1)
+    config = replace(CONFIG, evaluator=BY_STEPS, env=EnvConfig(env=Endless), serial=False)
+    evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    evaluator._agent = Still()  # type: ignore[assignment]
+    evaluator._agent.load = lambda weights: None  # type: ignore[method-assign]
+    for version in range(2, 9):
+        stage.run.totals["env_steps"] += 1000
+        publish(weights, spec, version)
+        evaluator.step()
+    evaluator._trial._began -= 3600.0  # type: ignore[union-attr]
+    evaluator.close()
+    assert not stage.values("evaluation")
+    assert stage.run.totals["missed_evaluations"] == 6
+
+
 def test_nobody_waits_for_them_where_the_run_is_hurried(stage: Any) -> None:
     evaluator, _, _, sent = run(stage)
     stage.run.hurried = True
     evaluator.close()
     assert not sent
+    assert stage.run.totals["missed_evaluations"] == 6  # and one is in progress
 
 
 def test_no_steps_are_counted_without_an_environment() -> None:

@@ -39,7 +39,7 @@ DISCRETE = "Discrete, MultiDiscrete or MultiBinary actions"
 BOX = "bounded Box actions"
 BOX_OR_BOTH = "bounded Box actions, or a Tuple or Dict of them and discrete ones"
 ANY = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions"
-ANY_OR_BOTH = "Discrete, MultiDiscrete, MultiBinary or bounded Box actions, or a Tuple or Dict of them"
+ANY_OR_BOTH = "Discrete, MultiDiscrete, MultiBinary or Box actions, or a Tuple or Dict of them"
 
 # What an agent's class reads. Unrolls are queued, not kept to be drawn again; and their policy is random by itself.
 STEP_SIZE = (families.OptimizerSettings, "anneal", "learning_rate_end")

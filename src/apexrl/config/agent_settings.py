@@ -336,7 +336,8 @@ class ActorCriticSettings:
     entropy_coefficient: Annotated[float, Range(0)] = 0.01
     """Weight of the entropy (A3C and IMPALA on Atari: 0.01)."""
     initial_std: Annotated[float, Range(0.01, 7.0)] = 1.0
-    """Standard deviation of the first actions in a box, half of whose width is 1 (CleanRL's and SB3's PPO: 1)."""
+    """Standard deviation of the first actions in a box, half of whose width is 1 (CleanRL's and SB3's PPO: 1).
+    Where a bound is missing it is in the environment's units."""
     least_std: Annotated[float, Range(0, 7.0)] = 0.0
     """Least standard deviation of actions in a box; it is never below exp(−5).
     Where it nearly vanishes a small step changes the policy beyond measure, and it is lost."""

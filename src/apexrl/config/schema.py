@@ -221,16 +221,18 @@ class EvaluatorConfig:
 
     eval_episodes: Annotated[int, Range(1)] = 20
     """Episodes per evaluation, and again on new seeds at the end.
-    Fewer are played where they are slow: at the end they would take longer than the run did, and than a minute.
-    On the way they would take longer than a tenth of the run so far, and than a minute.
-    All are played on the way with --eval-period-steps, with --stop-at-return and with --serial."""
+    At the end fewer are played where all would take longer than the run did, and than a minute.
+    On the way fewer are played, at least five, where all would take longer than a minute and than a tenth of the run.
+    That is not so where a return may end the run, with --eval-period-steps or with --serial.
+    Fewer are played, too, where all would take longer than --eval-timeout."""
     eval_period_seconds: Annotated[float, Range(above=0)] = 1.0
     """Seconds between the starts of two evaluations. They are further apart where one lasts longer.
     Where one had to wait for a core, a rest as long as that wait follows: it takes less from the actors."""
     eval_period_steps: Annotated[int, Range(0)] = 0
     """Environment steps between the weights that are evaluated, in place of seconds; 0: seconds count.
-    They wait until the evaluator has time, 1 GiB of them at most. Training does not wait.
-    Those that still wait at its end are evaluated then."""
+    Weights wait until the evaluator has time, 1 GiB of them at most; training does not wait.
+    Those that still wait at its end are evaluated then, which may take long; Ctrl-C leaves them out.
+    Rules that stop a run by its returns learn of these late."""
     eval_envs: Annotated[int, Range(1, 65536)] = 10
     """Environments that the evaluator steps as one batch."""
     eval_timeout: Annotated[float, Range(above=0)] = 600.0

@@ -72,7 +72,7 @@ def random_actions(rng: np.random.Generator, spec: EnvSpec, observations: dict[s
 
 
 def _numbers(rng: np.random.Generator, low: Floats, high: Floats, count: int) -> Array:
-    """Between the bounds; beyond one alone exponential, without any normal."""
+    """Uniform between two bounds, exponential beyond one, normal without any."""
     shape, below, above = (count, *low.shape), low >= -ENDLESS, high <= ENDLESS
     least, most = np.where(below, low, 0.0), np.where(above, high, 0.0)
     between = rng.uniform(np.where(below & above, least, 0.0), np.where(below & above, most, 1.0), shape)

@@ -24,7 +24,7 @@ from apexrl.spec import EnvSpec
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
-_FEWEST = 3  # episodes of an evaluation on the way
+_FEWEST = 5  # episodes of an evaluation on the way, unless they take too long for it
 _PART = 0.1  # of the run so far, that an evaluation on the way may take
 _FINAL_TRIALS = 4  # of the newest weights, of the best, of newer ones, and of the last
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner
 class Evaluator:
     """Evaluates the newest weights periodically, keeps the best, and at the end measures the best and the last again.
 
-    With ``eval_period_steps`` those after so many environment steps each, also where they have to wait; those that
-    still wait when training ends are evaluated then.
+    With ``eval_period_steps`` those after so many environment steps each. They wait for their turn, if need be until
+    training has ended.
 
     Where episodes are slow, evaluations on the way play fewer, to take no longer than a tenth of the run so far, or
     than a minute. Else a run would have few of them, or none, as all would reach ``eval_timeout``.
@@ -74,8 +74,10 @@ class Evaluator:
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
         self._goal = float("inf") if goal is None else goal
+        self._stops = goal is not None or bool(config.stop.stop_without_improvement)  # a return may end the run
         self._best: Candidate | None = None
         self._best_return = float("-inf")
+        self._judged_by = 0  # episodes that chose the best weights, once these have learned
         self._unsaved = False  # whether the best weights have yet to be written
         self._saving = checkpointing.Saving(context, 0.0, f"the best weights to {self._folder / checkpoint.BEST}")
         self._recall()
@@ -84,7 +86,7 @@ class Evaluator:
         steps = settings.eval_period_steps
         self._by_steps = WeightsBySteps(context, weights, steps) if steps else None
         self._trial: Trial | None = None
-        self._episodes, self._short = settings.eval_episodes, False
+        self._episodes = settings.eval_episodes
         self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
         self._began = time.monotonic()
@@ -107,7 +109,6 @@ class Evaluator:
         with self._context.env_call():
             running = self._trial.step()
         if not running:
-            self._episode_seconds = self._trial.seconds / max(1, len(self._trial.returns))
             self._judge(self._trial)
             # Where cores are short, others have them meanwhile. A serial run does not depend on seconds.
             rest = 0.0 if self._serial else self._trial.queued
@@ -132,13 +133,12 @@ class Evaluator:
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         self._closed = time.monotonic()
-        endless = False
-        self._evaluate_waiting()
+        endless = self._evaluate_waiting()
         self._shorten()
-        if self._judges_more() and self._pull():
+        before = self._newest
+        if not endless and self._judges_more() and self._pull() and not self._newest.equals(before):
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
-                self._episode_seconds = trial.seconds / self._episodes
                 self._judge(trial)
                 self._shorten()
             endless = self._endless(trial)  # nor would the next ones end
@@ -149,26 +149,30 @@ class Evaluator:
         with self._context.env_call():
             self._env.close()
 
-    def _evaluate_waiting(self) -> None:
-        """All weights that wait, and those whose evaluation is in progress, unless nobody waits for the end."""
+    def _evaluate_waiting(self) -> bool:
+        """The weights that wait, and those whose evaluation is in progress, until the goal is reached or nobody waits
+        for the end. Whether no episode ends."""
         if self._by_steps is None:
-            return
-        if self._by_steps.waiting:
-            text = f"weights of {self._by_steps.waiting} earlier moments wait (--eval-period-steps): evaluated now"
+            return False
+        if waiting := self._by_steps.waiting + (self._trial is not None):
+            text = f"evaluations of --eval-period-steps that are still to be made: {waiting}. Ctrl-C leaves them out"
             self._context.send("log", text=text, level="info")
-        while not self._context.hurried() and (self._trial is not None or self._load_next()):
-            trial, self._trial = self._trial or self._begin(self._seed()), None
+        endless = False
+        while not (endless or self._context.hurried() or self._best_return >= self._goal):
+            if self._trial is None and not self._load_next():
+                return False
+            trial, self._trial = self._trial or self._begin(self._seed(), self._on_the_way()), None
             if self._finish(trial):
                 self._judge(trial)
+            else:
+                self._episode_seconds = self._expected_seconds(trial)
+            endless = self._endless(trial)
+        self._context.count(missed_evaluations=self._by_steps.waiting)
+        return endless
 
     def _judges_more(self) -> bool:
         """Whether newer weights are to be judged at the end: not by fewer episodes than the best were."""
-        return self._best_return < self._goal and not self._context.hurried() and not (self._short and self._judged)
-
-    @property
-    def _judged(self) -> bool:
-        """Whether weights that have learned were evaluated."""
-        return self._best is not None and self._best.updates > 0
+        return self._best_return < self._goal and not self._context.hurried() and self._episodes >= self._judged_by
 
     def _shorten(self) -> None:
         """Where episodes are slow, play fewer: the run's time, or a minute, is for the best and the last weights, and
@@ -176,13 +180,13 @@ class Evaluator:
         if self._trial is not None:
             self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
             self._trial = None
-        lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
+        lasted = self._lasted()
         if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
             return
-        episodes = self._possible(lasted / (2 if self._judged else 3), 1)
+        episodes = self._possible(lasted / (2 if self._judged_by else 3), 1)
         if episodes >= self._episodes:
             return
-        self._episodes, self._short = episodes, True
+        self._episodes = episodes
         text = (
             f"an episode takes about {self._episode_seconds:.2g} s: final evaluations play {self._episodes} of "
             f"{self._settings.eval_episodes}, to take no longer than the run, or than a minute. apexrl eval plays more"
@@ -193,19 +197,22 @@ class Evaluator:
         """Episodes of an evaluation while the run goes on."""
         if self._serial or not self._episode_seconds:
             return self._episodes
-        seconds = self._settings.eval_timeout * 0.8  # what it takes is an estimate
-        if self._by_steps is None and self._goal == float("inf"):
-            lasted = time.monotonic() - self._began
-            seconds = min(seconds, max(_PATIENCE_SECONDS, _PART * lasted))
-        episodes = self._possible(seconds, _FEWEST)
+        episodes = self._possible(self._settings.eval_timeout * 0.8, 1)  # what it takes is an estimate
+        if self._by_steps is None and not self._stops:
+            episodes = min(episodes, self._possible(max(_PATIENCE_SECONDS, _PART * self._lasted()), _FEWEST))
         if episodes < self._episodes and not self._told:
             self._told = True
             text = (
-                f"an episode takes about {self._episode_seconds:.2g} s: evaluations play {episodes} of "
-                f"{self._episodes}, and more where the run goes on for long"
+                f"an episode takes about {self._episode_seconds:.3g} s: evaluations play {episodes} of "
+                f"{self._episodes} (--eval-episodes says why)"
             )
             self._context.send("log", text=text, level="info")
         return episodes
+
+    def _lasted(self) -> float:
+        """Seconds of the run so far, or until training ended; at least a minute."""
+        now = time.monotonic() if self._closed is None else self._closed
+        return max(_PATIENCE_SECONDS, now - self._began)
 
     def _possible(self, seconds: float, least: int) -> int:
         """Episodes that can be played in this time."""
@@ -273,7 +280,7 @@ class Evaluator:
         """Play a trial to its end. False: it was cut short, by haste, by its time limit or because it ``_circles``.
         Where no episode has ended in it or in the run, its limit is a minute or as long as the run took."""
         running, limit = True, self._settings.eval_timeout
-        lasted = max(_PATIENCE_SECONDS, time.monotonic() - self._began)
+        lasted = self._lasted()
         while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
@@ -342,9 +349,11 @@ class Evaluator:
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
+        self._episode_seconds = trial.seconds / max(1, len(trial.returns))
         first = self._newest.updates > 0 and self._best is not None and not self._best.updates
         if first or trial.mean >= self._best_return:  # of equals the newest, which has seen most
             self._keep(self._newest, trial.mean)
+            self._judged_by = len(trial.returns) if self._newest.updates else 0
         self._send(trial, self._newest)
 
     def _keep(self, candidate: Candidate, mean: float) -> None:
@@ -367,6 +376,7 @@ class Evaluator:
             version, env_steps, updates = (int(found.metadata[name]) for name in ("version", "env_steps", "updates"))
             self._best = Candidate(version, found.arrays, env_steps, updates)
             self._best_return = float(found.metadata["eval_return"])
+            self._judged_by = self._settings.eval_episodes if updates else 0
 
     def _send(self, trial: Trial, candidate: Candidate, weights: Literal["", "best", "last"] = "") -> None:
         """Tell what was measured. ``weights``: whose final evaluation it is; empty: it is none."""

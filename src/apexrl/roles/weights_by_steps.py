@@ -45,8 +45,8 @@ def newest(context: Context, reader: WeightsReader, newer_than: int) -> Candidat
 class WeightsBySteps:
     """Takes the newest weights whenever the run has made another ``period`` environment steps.
 
-    Weights that are as they were one period before are not taken again. Where those that wait have ``MOST_BYTES``,
-    weights are left out, and counted as ``missed_evaluations``.
+    Weights that are as they were one period before are not taken again. Counted as ``missed_evaluations`` are periods
+    that pass between two looks, all but one, and those where the weights that wait already have ``MOST_BYTES``.
     """
 
     def __init__(self, context: Context, reader: WeightsReader, period: int) -> None:
@@ -54,7 +54,7 @@ class WeightsBySteps:
         self._reader = reader
         self._period = period
         self._next = self._after(context.total("env_steps"))
-        self._taken = 0  # version of those that were taken last
+        self._taken = self._nbytes = 0  # version and size of those that were taken last
         self._waiting: deque[Candidate] = deque()
 
     @property
@@ -67,17 +67,15 @@ class WeightsBySteps:
         env_steps = self._context.total("env_steps")
         if env_steps < self._next:
             return
-        found = newest(self._context, self._reader, self._taken)
-        if found is None and not self._taken:
-            return  # the first ones are still to be published
+        missed = (env_steps - self._next) // self._period
         self._next = self._after(env_steps)
-        if found is None:
-            return
-        self._taken = found.version
-        if self._waiting and _nbytes(found) * (len(self._waiting) + 1) > MOST_BYTES:
-            self._context.count(missed_evaluations=1)
-        else:
+        if self._waiting and self._nbytes * (len(self._waiting) + 1) > MOST_BYTES:
+            missed += 1
+        elif (found := newest(self._context, self._reader, self._taken)) is not None:
+            self._taken, self._nbytes = found.version, sum(array.nbytes for array in found.weights.values())
             self._waiting.append(found)
+        if missed:
+            self._context.count(missed_evaluations=missed)
 
     def take(self) -> Candidate | None:
         """Those that have waited longest; None: none wait."""
@@ -85,7 +83,3 @@ class WeightsBySteps:
 
     def _after(self, env_steps: int) -> int:
         return (env_steps // self._period + 1) * self._period
-
-
-def _nbytes(candidate: Candidate) -> int:
-    return sum(array.nbytes for array in candidate.weights.values())

@@ -139,11 +139,14 @@ def _fitted(loaded: LoadedAgent, episodes: Sequence[Episode], chosen: Sequence[A
 
 
 def _numbers(loaded: LoadedAgent, actions: Array) -> Array:
-    """Actions as critics take them: numbers of discrete ones, or of a box in −1 … 1."""
+    """Actions as critics take them: numbers of discrete ones, or of a box in its units (``ActionBox``)."""
     action = loaded.spec.action
     if action.box:
-        low, high = (np.asarray(bound, np.float32) for bound in (action.low, action.high))
-        unit = 2.0 * (actions.astype(np.float32) - low) / (high - low) - 1.0
-        return unit.reshape(len(actions), -1).astype(np.float32, copy=False)
+        import torch
+
+        from apexrl.agents.box_actions import ActionBox
+
+        box = ActionBox(action, "ope", bounds_needed=False)
+        return box.to_unit(torch.from_numpy(actions.astype(np.float32))).numpy()
     numbers = actions.astype(np.int64, copy=False)
     return np.asarray(np.ravel_multi_index(tuple(numbers.T), action.nvec)) if action.nvec else numbers
