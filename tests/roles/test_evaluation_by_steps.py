@@ -132,10 +132,9 @@ def test_haste_ends_those_that_wait(stage: Any) -> None:
 def test_those_that_wait_play_what_their_time_limit_allows(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apexrl.envs.vector.VectorEnv.rests", True)
     evaluator, _, _, sent = run(stage)
-    evaluator._serial = False
-    evaluator._settings = replace(BY_STEPS, eval_timeout=100.0)
+    evaluator._time._serial, evaluator._time._timeout = False, 100.0
     judge = evaluator._judge
-    evaluator._judge = lambda trial: (judge(trial), setattr(evaluator, "_episode_seconds", 70.0))  # type: ignore[assignment]
+    evaluator._judge = lambda trial: (judge(trial), setattr(evaluator._time, "_seconds", 70.0))  # type: ignore[assignment]
     evaluator.close()
     assert [one["episodes"] for one in sent if not one["final"]] == [2, 1, 1, 1, 1, 1, 1]
 

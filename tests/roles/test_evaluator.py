@@ -401,8 +401,8 @@ def test_evaluations_on_the_way_play_fewer_episodes_where_they_are_slow(
     spec, weights = published(1)
     config = replace(CONFIG, serial=False, evaluator=TWELVE)
     evaluator = Evaluator(stage.context("evaluator"), config=replace(config, **changed), spec=spec, weights=weights)
-    evaluator._episode_seconds = 30.0
-    evaluator._began -= lasted
+    evaluator._time._seconds = 30.0
+    evaluator._time._began -= lasted
     stage.run.totals.update(updates=1, env_steps=1)
     evaluate(evaluator)
     assert [len(values["returns"]) for values in stage.values("evaluation")] == [played]
@@ -419,13 +419,13 @@ def test_where_no_episode_has_ended_one_is_as_long_as_training(stage: Any, monke
     assert trial is not None
     monkeypatch.setattr("apexrl.roles.trial.Trial.seconds", 8.0)  # of four environments: two a step
     stage.run.totals.update(env_steps=300)
-    assert evaluator._expected_seconds(trial) == 60.0
+    assert evaluator._time.expected(trial) == 60.0
     stage.run.totals.update(episodes=30)
-    assert evaluator._expected_seconds(trial) == 20.0
-    evaluator._acting = 0  # other hosts act: an episode is as long as the trial at least
+    assert evaluator._time.expected(trial) == 20.0
+    evaluator._time._acting = 0  # other hosts act: an episode is as long as the trial at least
     stage.run.totals.update(episodes=0)
     trial.returns.clear()
-    assert evaluator._expected_seconds(trial) == 2.0
+    assert evaluator._time.expected(trial) == 2.0
 
 
 @pytest.mark.parametrize(("known", "played"), [(True, [1, 1]), (False, [6, 1, 1])])
@@ -438,7 +438,7 @@ def test_few_episodes_do_not_choose_the_best_weights(
     stage.run.totals.update(updates=1, env_steps=1000)
     evaluate(evaluator)
     assert [len(values["returns"]) for values in stage.values("evaluation")] == [6]
-    evaluator._episode_seconds = 25.0 * known
+    evaluator._time._seconds = 25.0 * known
     evaluator._judge = lambda trial, judge=evaluator._judge: (judge(trial), slow(evaluator))  # type: ignore[assignment]
     publish(weights, spec, 2, seed=9)
     evaluator.close()
@@ -447,7 +447,7 @@ def test_few_episodes_do_not_choose_the_best_weights(
 
 def slow(evaluator: Evaluator) -> None:
     """The trial that was judged took long."""
-    evaluator._episode_seconds = 25.0
+    evaluator._time._seconds = 25.0
 
 
 def test_environments_that_owe_no_episode_are_not_stepped() -> None:

@@ -157,7 +157,7 @@ def test_weights_of_the_last_update_are_judged_though_all_evaluations_have_ended
 def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apexrl.roles.evaluator._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("apexrl.roles.evaluation_time._LEAST_SECONDS", 0.1)
     spec, weights = published(1)
     env = EnvConfig(env=Endless)  # without the time limit that it is registered with
     settings = replace(CONFIG.evaluator, eval_timeout=3600.0)

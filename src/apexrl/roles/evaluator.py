@@ -11,6 +11,7 @@ from apexrl.config import Config
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
+from apexrl.roles.evaluation_time import EvaluationTime
 from apexrl.roles.pool_players import opponents
 from apexrl.roles.role_envs import role_envs
 from apexrl.roles.role_traits import RoleTraits
@@ -24,9 +25,6 @@ from apexrl.spec import EnvSpec
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
-_FEWEST = 5  # episodes of an evaluation on the way, unless they take too long for it
-_PART = 0.1  # of the run so far, that an evaluation on the way may take
-_FINAL_TRIALS = 4  # of the newest weights, of the best, of newer ones, and of the last
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
 
 
@@ -36,16 +34,14 @@ class Evaluator:
     With ``eval_period_steps`` those after so many environment steps each. They wait for their turn, if need be until
     training has ended.
 
-    Where episodes are slow, evaluations on the way play fewer, to take no longer than a tenth of the run so far, or
-    than a minute. Else a run would have few of them, or none, as all would reach ``eval_timeout``.
+    Where episodes are slow, evaluations play fewer (``EvaluationTime``), and by so few the best weights are not chosen
+    anew at the end.
 
     Weights that no update has changed are the best only until others were measured, whose returns may be lower. Their
     evaluation is given up where it takes long and there are others.
 
     These final results are unbiased: both are of the same fresh seeds, which chose neither the weights nor the moment
-    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others. Where they
-    would take longer than the run did, and than a minute, fewer episodes are played, and by so few the best weights are
-    not chosen anew.
+    to stop. With ``eval_seed`` all earlier evaluations have the same seeds, and the final ones have others.
     """
 
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
@@ -53,7 +49,7 @@ class Evaluator:
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
         from apexrl.agents import agent_class
         from apexrl.envs import FrameStack
-        from apexrl.envs.make import has_limit, known_limit
+        from apexrl.envs.make import has_limit
 
         settings = config.evaluator
         envs = min(settings.eval_envs, settings.eval_episodes)
@@ -68,13 +64,11 @@ class Evaluator:
         players = opponents(context, config, config.env.eval_opponents)
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)
         self._limited = self._env.time_limit is not None or has_limit(config.env)
-        self._limit = known_limit(config.env)
-        self._acting = config.actor.actors * config.actor.envs_per_actor  # environments of the actors
+        self._time = EvaluationTime(context, config, self._env)
         self._frames = FrameStack(spec.stack, self._env.num_envs, spec.observation)
         self._folder = RunFolder(context.folder).checkpoints
         goal = config.stop.stop_at_return
         self._goal = float("inf") if goal is None else goal
-        self._stops = goal is not None or bool(config.stop.stop_without_improvement)  # a return may end the run
         self._best: Candidate | None = None
         self._best_return = float("-inf")
         self._judged_by = 0  # episodes that chose the best weights, once these have learned
@@ -86,12 +80,8 @@ class Evaluator:
         steps = settings.eval_period_steps
         self._by_steps = WeightsBySteps(context, weights, steps) if steps else None
         self._trial: Trial | None = None
-        self._episodes = settings.eval_episodes
-        self._episode_seconds = 0.0  # that an episode of the last trial took; 0: nothing is known
         self._next_start = context.clock()
-        self._began = time.monotonic()
-        self._closed: float | None = None  # when training ended, of the monotonic clock
-        self._warned = self._told = False  # that no episode ends; that evaluations are shorter
+        self._warned = False  # that no episode ends
 
     def step(self) -> bool:
         """One step of the evaluation in progress, or the start of one. False: nothing new to measure yet."""
@@ -105,7 +95,7 @@ class Evaluator:
                 return False
             if self._by_steps is None:
                 self._next_start = self._context.clock() + self._settings.eval_period_seconds
-            self._trial = self._begin(self._seed(), self._on_the_way())
+            self._trial = self._begin(self._seed(), self._time.on_the_way())
         with self._context.env_call():
             running = self._trial.step()
         if not running:
@@ -116,10 +106,10 @@ class Evaluator:
             self._trial = None
         elif self._trial.late(self._settings.eval_timeout) or self._circles(self._trial):
             self._context.send("log", text=self._trial.overdue(), level="warning")
-            self._episode_seconds = self._expected_seconds(self._trial)
+            self._time.left(self._trial)
             self._trial = None
         elif self._outdated(self._trial):
-            self._episode_seconds = self._expected_seconds(self._trial)
+            self._time.left(self._trial)
             self._trial = None
         elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
             self._warned = True
@@ -132,15 +122,16 @@ class Evaluator:
 
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
-        self._closed = time.monotonic()
+        self._time.end()
         endless = self._evaluate_waiting()
-        self._shorten()
+        self._time.shorten(self._judged_by > 0, self._trial)
+        self._trial = None
         before = self._newest
         if not endless and self._judges_more() and self._pull() and not self._newest.equals(before):
             trial = self._begin(self._seed())  # a run may end long after its last evaluation began
             if self._finish(trial):
                 self._judge(trial)
-                self._shorten()
+                self._time.shorten(self._judged_by > 0)
             endless = self._endless(trial)  # nor would the next ones end
         if not endless and not self._context.hurried():
             self._measure_again()
@@ -161,78 +152,18 @@ class Evaluator:
         while not (endless or self._context.hurried() or self._best_return >= self._goal):
             if self._trial is None and not self._load_next():
                 return False
-            trial, self._trial = self._trial or self._begin(self._seed(), self._on_the_way()), None
+            trial, self._trial = self._trial or self._begin(self._seed(), self._time.on_the_way()), None
             if self._finish(trial):
                 self._judge(trial)
             else:
-                self._episode_seconds = self._expected_seconds(trial)
+                self._time.left(trial)
             endless = self._endless(trial)
         self._context.count(missed_evaluations=self._by_steps.waiting)
         return endless
 
     def _judges_more(self) -> bool:
         """Whether newer weights are to be judged at the end: not by fewer episodes than the best were."""
-        return self._best_return < self._goal and not self._context.hurried() and self._episodes >= self._judged_by
-
-    def _shorten(self) -> None:
-        """Where episodes are slow, play fewer: the run's time, or a minute, is for the best and the last weights, and
-        for a choice of the best where none was made. A serial run does not depend on seconds."""
-        if self._trial is not None:
-            self._episode_seconds = max(self._episode_seconds, self._expected_seconds(self._trial))
-            self._trial = None
-        lasted = self._lasted()
-        if self._serial or self._episode_seconds * self._episodes * _FINAL_TRIALS <= lasted:
-            return
-        episodes = self._possible(lasted / (2 if self._judged_by else 3), 1)
-        if episodes >= self._episodes:
-            return
-        self._episodes = episodes
-        text = (
-            f"an episode takes about {self._episode_seconds:.2g} s: final evaluations play {self._episodes} of "
-            f"{self._settings.eval_episodes}, to take no longer than the run, or than a minute. apexrl eval plays more"
-        )
-        self._context.send("log", text=text, level="info")
-
-    def _on_the_way(self) -> int:
-        """Episodes of an evaluation while the run goes on."""
-        if self._serial or not self._episode_seconds:
-            return self._episodes
-        episodes = self._possible(self._settings.eval_timeout * 0.8, 1)  # what it takes is an estimate
-        if self._by_steps is None and not self._stops:
-            episodes = min(episodes, self._possible(max(_PATIENCE_SECONDS, _PART * self._lasted()), _FEWEST))
-        if episodes < self._episodes and not self._told:
-            self._told = True
-            text = (
-                f"an episode takes about {self._episode_seconds:.3g} s: evaluations play {episodes} of "
-                f"{self._episodes} (--eval-episodes says why)"
-            )
-            self._context.send("log", text=text, level="info")
-        return episodes
-
-    def _lasted(self) -> float:
-        """Seconds of the run so far, or until training ended; at least a minute."""
-        now = time.monotonic() if self._closed is None else self._closed
-        return max(_PATIENCE_SECONDS, now - self._began)
-
-    def _possible(self, seconds: float, least: int) -> int:
-        """Episodes that can be played in this time."""
-        envs = 1 if self._env.rests else self._env.num_envs  # which are all stepped, anyway
-        rounds = max(int(seconds / self._episode_seconds / envs), -(-least // envs))
-        return min(self._episodes, rounds * envs)
-
-    def _expected_seconds(self, trial: Trial) -> float:
-        """What an episode of a trial takes that has not ended. Where none has ended in training, one is as long as the
-        environment's limit, or as training was."""
-        if not trial.steps:
-            return 0.0
-        ended = self._context.total("episodes")
-        played = ended or self._acting  # neither, where other hosts act, or nobody does
-        length = self._context.total("env_steps") / played if played else 0.0
-        if self._limit:
-            length = min(length, self._limit) if ended else self._limit
-        if not trial.returns:
-            length = max(length, trial.steps)
-        return trial.seconds / (trial.steps * self._env.num_envs) * length
+        return self._best_return < self._goal and not self._context.hurried() and self._time.episodes >= self._judged_by
 
     def _measure_again(self) -> None:
         """The best and the last weights on the same seeds, never used before; once, where they are the same."""
@@ -280,7 +211,7 @@ class Evaluator:
         """Play a trial to its end. False: it was cut short, by haste, by its time limit or because it ``_circles``.
         Where no episode has ended in it or in the run, its limit is a minute or as long as the run took."""
         running, limit = True, self._settings.eval_timeout
-        lasted = self._lasted()
+        lasted = self._time.lasted
         while running and not self._context.hurried() and not trial.late(limit):
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
@@ -340,7 +271,7 @@ class Evaluator:
                 self._agent,
                 self._env,
                 self._frames,
-                episodes or self._episodes,
+                episodes or self._time.episodes,
                 seed,
                 self._check,
                 self._gamma,
@@ -349,7 +280,7 @@ class Evaluator:
 
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
-        self._episode_seconds = trial.seconds / max(1, len(trial.returns))
+        self._time.played(trial)
         first = self._newest.updates > 0 and self._best is not None and not self._best.updates
         if first or trial.mean >= self._best_return:  # of equals the newest, which has seen most
             self._keep(self._newest, trial.mean)
@@ -382,8 +313,7 @@ class Evaluator:
         """Tell what was measured. ``weights``: whose final evaluation it is; empty: it is none."""
         waited = {}
         if self._by_steps is not None and not weights:
-            until = time.monotonic() if self._closed is None else self._closed
-            waited = {"seconds_ago": max(0.0, until - candidate.pulled)}
+            waited = {"seconds_ago": max(0.0, self._time.now - candidate.pulled)}
         self._context.send(
             "evaluation",
             episodes=len(trial.returns),
