@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from apexrl.agents import agent_class
@@ -29,6 +30,18 @@ class Still:
     def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
         assert greedy
         return Acted(np.zeros(len(exploration), np.int64), {}, state)
+
+
+class Round(gym.Env[Any, Any]):
+    """Ends by action 1 alone, and has no time limit."""
+
+    observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(4, np.float32), 1.0, bool(action), False, {}
 
 
 def publish(weights: InlineWeights, spec: EnvSpec, version: int, seed: int | None = None) -> None:

@@ -145,10 +145,10 @@ class Evaluator:
         for the end. Whether no episode ends."""
         if self._by_steps is None:
             return False
-        if waiting := self._by_steps.waiting + (self._trial is not None):
-            text = f"evaluations of --eval-period-steps that are still to be made: {waiting}. Ctrl-C leaves them out"
+        left, endless = self._by_steps.waiting + (self._trial is not None), False
+        if left and not (self._context.hurried() or self._best_return >= self._goal):
+            text = f"evaluations of --eval-period-steps that are still to be made: {left}. Ctrl-C leaves them out"
             self._context.send("log", text=text, level="info")
-        endless = False
         while not (endless or self._context.hurried() or self._best_return >= self._goal):
             if self._trial is None and not self._load_next():
                 return False

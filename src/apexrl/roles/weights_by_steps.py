@@ -45,8 +45,8 @@ def newest(context: Context, reader: WeightsReader, newer_than: int) -> Candidat
 class WeightsBySteps:
     """Takes the newest weights whenever the run has made another ``period`` environment steps.
 
-    Weights that are as they were one period before are not taken again. Counted as ``missed_evaluations`` are periods
-    that pass between two looks, all but one, and those where the weights that wait already have ``MOST_BYTES``.
+    Weights that are as they were one period before are not taken again. ``missed_evaluations`` counts the periods that
+    pass between two looks, all but one, and those in which the weights that wait already have ``MOST_BYTES``.
     """
 
     def __init__(self, context: Context, reader: WeightsReader, period: int) -> None:

@@ -195,7 +195,10 @@ DROPPED: Final = (
     Metric("host_messages", "episodes and warnings of other hosts that were not passed on"),
     Metric("episode_metrics", "numbers of environments' infos that have none of the run's 64 names"),
     Metric("custom_metrics", "values of callbacks that have none of the run's 64 names"),
-    Metric("evaluations", "of `--eval-period-steps`: too many weights waited already"),
+    Metric(
+        "evaluations",
+        "of `--eval-period-steps`: periods that passed unseen, and weights that had no room, or no time at the end",
+    ),
     Metric("weight_publications", "attempts to publish weights for other hosts that failed; each is tried again"),
 )
 

@@ -61,7 +61,7 @@ Aged steps: older than ``max_policy_lag``. Stale gradients: beyond ``max_gradien
 ``outlier_deviations``. Late requests: of an earlier generation of an environment worker. Unsent priorities: for items
 of shards that are lost or behind. Checkpoint writes and weight publications: failed attempts, which are repeated.
 Lost gradients: under way between hosts when a connection or a relay ended, per slice. Missed evaluations: of
-``eval_period_steps``, as too many weights waited already."""
+``eval_period_steps``: periods that passed unseen, and weights that had no room, or no time at the end."""
 
 RUN, STOP, HURRY = 0, 1, 2
 """Values of the stop word: keep running; finish normally; finish at once, without a final evaluation."""
