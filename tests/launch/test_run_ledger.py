@@ -77,8 +77,13 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
 def test_updates_per_step_are_counted_from_the_first_update_on(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path, base=Base(env_steps=1000, updates=50))
     assert tick(ledger, 101.0, env_steps=1500, updates=50).updates_per_step == 0.0  # the replay is filled again
-    tick(ledger, 102.0, env_steps=1600, updates=60)
+    assert tick(ledger, 102.0, env_steps=1600, updates=60).updates_per_step == 0.1  # a run may end here
     assert tick(ledger, 103.0, env_steps=2000, updates=160).updates_per_step == 0.25
+
+
+def test_a_run_of_a_single_look_has_updates_per_step(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    assert tick(ledger, 101.0, env_steps=400, updates=100).updates_per_step == 0.25
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from spoilt_runs import CASES, RUNS, shorten, train
 
+from apexrl.agents import unread, with_agent
 from apexrl.cli.main import main
 from apexrl.config import AgentConfig, Config
 from apexrl.config.convert import flat, override
@@ -147,6 +148,27 @@ def test_observations_that_say_nothing_are_told_from_small_ones(settings: Any, s
     rows = [{"kind": "status", "updates": updates, "agent/observation_size": size} for updates in (1, 2)]
     found = diagnose(RunRecord(flat(override(Config(), settings)), rows))
     assert [cause.change.startswith(change) for cause in found if cause.name == "observations_small"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("agent", "entropy", "kl", "mean", "named"),
+    [
+        ("ppo", -4.0, 0.5, 100.0, True),  # σ = exp(-2 - 1.42) = 0.033; the policy jumps, though it had learned
+        ("ppo", -4.0, 0.0, 1.0, True),
+        ("ppo", -4.0, 0.0, 100.0, False),
+        ("ppo", -2.0, 0.5, 1.0, False),  # σ = 0.089
+        ("sac", -4.0, 0.5, 1.0, False),  # has no least deviation
+    ],
+)
+def test_a_deviation_that_vanished_is_named(agent: str, entropy: float, kl: float, mean: float, named: bool) -> None:
+    rows = [{"kind": "status", "updates": n, "agent/entropy": entropy, "agent/kl": kl} for n in (1, 2)]
+    rows = [row | {"train_return": value} for row, value in zip(rows, (1.0, mean), strict=True)]
+    seen = (evaluation(90), evaluation(90, mean=mean))
+    settings, unused = flat(with_agent(Config(), agent)), frozenset(unread(agent))
+    given = RunRecord(settings, rows, seen, unused=unused, numbers=2)
+    found = [cause for cause in diagnose(given) if cause.name == "deviation_lost"]
+    assert [cause.change for cause in found] == ["--least-std 0.1"] * named
+    assert [cause for cause in diagnose(replace(given, numbers=0)) if cause.name == "deviation_lost"] == []
 
 
 def test_a_game_of_fixed_length_is_no_time_limit() -> None:

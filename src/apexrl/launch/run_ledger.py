@@ -63,6 +63,7 @@ class Ledger:
         self.base = base
         self._began = began
         self._first_step: float | None = None
+        self._filled_until = self.base.env_steps  # at the last look before the first update here
         self._learning_since: tuple[int, int] | None = None  # environment steps and updates made then
         self._stopped: float | None = None
         self.env_change = EnvChange()
@@ -345,10 +346,16 @@ class Ledger:
             self.tell(text, level)
 
     def _updates_per_step(self, env_steps: int, updates: int) -> float:
-        """What is reached since the first update here: before it, steps only fill the replay."""
-        if self._learning_since is None and updates > self.base.updates:
+        """What is reached since the first update was seen here: before it, steps only fill the replay. Until a later
+        look, or where a short run has none, since the look before."""
+        if updates <= self.base.updates:
+            self._filled_until = env_steps
+            return 0.0
+        if self._learning_since is None:
             self._learning_since = env_steps, updates
-        steps, made = self._learning_since or (env_steps, updates)
+        steps, made = self._learning_since
+        if env_steps == steps:
+            steps, made = self._filled_until, self.base.updates
         return (updates - made) / (env_steps - steps) if env_steps > steps else 0.0
 
     def _everywhere(self, restarts: Mapping[str, int]) -> dict[str, int]:

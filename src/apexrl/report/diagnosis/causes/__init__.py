@@ -32,6 +32,7 @@ CAUSES: tuple[Callable[[RunRecord], Cause | None], ...] = (
     exploration_level.exploration_none,
     exploration_level.entropy_large,
     exploration_level.entropy_lost,
+    exploration_level.deviation_lost,
     replay_use.replay_small,
     replay_use.updates_few,
     replay_use.target_rare,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from math import log
+from math import e, exp, log, pi, sqrt
 
 from apexrl.config.settings import as_flag
 from apexrl.report.diagnosis.finding import Cause, Evidence
 from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 from apexrl.report.number_format import number
+
+LEAST_DEVIATION = 0.05  # of an action in a box, half of whose width is 1
 
 
 def exploration_none(record: RunRecord) -> Cause | None:
@@ -57,4 +59,27 @@ def entropy_lost(record: RunRecord) -> Cause | None:
         0.45,
         (Evidence(f"entropy {entropy:.2g} nats", METRICS), record.given("entropy_coefficient")),
         as_flag("entropy_coefficient", max(0.01, 3.0 * record.setting("entropy_coefficient"))),
+    )
+
+
+def deviation_lost(record: RunRecord) -> Cause | None:
+    """Actions in a box have next to no deviation, so that a small step changes the policy beyond measure."""
+    entropy = record.metric("entropy")
+    if entropy is None or not record.numbers or not record.reads("least_std"):
+        return None
+    deviation = exp(entropy / record.numbers) / sqrt(2.0 * pi * e)  # of normal numbers, their geometric mean
+    jumps = record.outside("kl", above=True)
+    if deviation > LEAST_DEVIATION or not (jumps or record.learned <= 0.5):
+        return None
+    said = f"entropy {entropy:.3g} nats: a standard deviation of {deviation:.2g}, where 1 is half a box"
+    return Cause(
+        "deviation_lost",
+        "The policy's deviation vanished",
+        0.6 + 0.3 * jumps,
+        (
+            Evidence(said, METRICS),
+            *([record.seen("kl")] if jumps else []),
+            record.given("least_std"),
+        ),
+        as_flag("least_std", 0.1),
     )
