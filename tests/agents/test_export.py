@@ -19,6 +19,7 @@ from apexrl.errors import AgentError, SnapshotError
 from apexrl.evaluation.export import state_shapes
 from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.launch.probe import probe
+from apexrl.networks.encoders import in_float32
 from apexrl.spec import Array
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deploy_onnx.py"
@@ -58,6 +59,24 @@ def like(game: Game, loaded: LoadedAgent, path: Path, sampled: bool = False) -> 
             state = {one: out["next_" + one] for one in states}
             for one in states:
                 np.testing.assert_allclose(state[one], theirs[one], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("file_format", ["onnx", "pt2"])
+def test_convolutions_in_bfloat16_are_exported_in_float32(file_format: str, tmp_path: Path) -> None:
+    game, loaded = trained("dqn", "image", "discrete", precision="bfloat16")
+    network = cast("Any", loaded.agent).networks["q"].network
+    try:
+        before = network.encoder.encoders[0].precision
+        path = tmp_path / f"agent.{file_format}"
+        loaded.export(path, file_format)
+        assert network.encoder.encoders[0].precision == before == "bfloat16"
+        if file_format == "onnx":
+            with in_float32(network):
+                like(game, loaded, path)
+        else:
+            assert "bfloat16" not in str(torch.export.load(path).graph)
+    finally:
+        game.close()
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in AGENTS])

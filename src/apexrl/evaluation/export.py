@@ -7,6 +7,7 @@ several, and gives the random numbers by which actions are drawn.
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from apexrl.agents.acting_noise import LEVELS
 from apexrl.agents.decision import Decides, Decision, Draws
 from apexrl.agents.rng_state import pack, restore
 from apexrl.errors import AgentError, ConfigError, SnapshotError
+from apexrl.networks.encoders import in_float32
 from apexrl.networks.recall import CRITIC
 from apexrl.networks.recurrent_trunk import POLICY
 from apexrl.run.folder import versions
@@ -86,6 +88,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a trained agent to ``path``, and check that file's actions against PyTorch's.
 
+    All numbers are float32, with ``precision`` bfloat16 too: few programs that run ONNX have convolutions of those.
+
     Inputs are the observation's fields, [B, (stack,) *shape] each, and recurrent states, [B, ...], which begin as
     zeros; outputs are ``action``, or ``action/<key>`` for each entry of a tuple or dict, and ``next_`` and the name of
     each state. Texts, sequences and graphs are padded with zeros; ``<name>/length`` is their length. Sampled actions
@@ -122,7 +126,8 @@ def export(
     states = state_shapes(agent)
     policy = Policy(agent, spec, states, sampled).eval()
     example = _example(spec, states)
-    wanted = _acted(agent, spec, example, states, sampled)
+    with in_float32(policy):
+        wanted = _acted(agent, spec, example, states, sampled)
     names = tuple(example)
     outputs = (*action_names(spec.action), *(NEXT + name for name in states))
     shapes = {
@@ -134,10 +139,10 @@ def export(
     batch = torch.export.Dim("batch", min=1)
     dynamic = (tuple({0: batch} for _ in names),)
     tensors = tuple(torch.from_numpy(example[name]) for name in names)
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.stem}.part{path.suffix}")  # PyTorch warns of a file that does not end in .pt2
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), in_float32(policy):
             warnings.simplefilter("ignore")  # of PyTorch's own exporter
             if file_format == "onnx":
                 _write_onnx(policy, tensors, dynamic, names, outputs, meta, part)
@@ -230,14 +235,20 @@ def _write_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"--onnx needs {error.name}: pip install 'apexrl[onnx]'") from None
-    program: Any = torch.onnx.export(
-        torch.export.export(policy, tensors, dynamic_shapes=dynamic),
-        tensors,
-        dynamo=True,
-        input_names=list(names),
-        output_names=list(outputs),
-        verbose=False,
-    )
+    operators = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = operators.level
+    operators.setLevel(logging.ERROR)  # it warns of a missing torchvision, which nothing here needs
+    try:
+        program: Any = torch.onnx.export(
+            torch.export.export(policy, tensors, dynamic_shapes=dynamic),
+            tensors,
+            dynamo=True,
+            input_names=list(names),
+            output_names=list(outputs),
+            verbose=False,
+        )
+    finally:
+        operators.setLevel(level)
     model = program.model_proto
     onnx.helper.set_model_props(model, dict(meta))
     onnx.checker.check_model(model)

@@ -7,7 +7,8 @@ and its value begin orthogonal (``Trunk.begin_orthogonal``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -106,7 +107,7 @@ class ImageEncoder(nn.Module):
         self._large, self._residual = kind in ("nature", "shallow", "resnet"), kind == "resnet"
         self.layers, self.norms = convolutions(kind, channels * stack, choice.layer_norm, choice.width)
         small = choice.precision == "auto" and kind == "minatar"  # a conversion costs more than it saves
-        self._precision: Precision = "float32" if small else choice.precision
+        self.precision: Precision = "float32" if small else choice.precision
         with torch.no_grad():
             self.features = int(self._convolve(torch.zeros(1, *self._input)).shape[1])
 
@@ -116,7 +117,7 @@ class ImageEncoder(nn.Module):
         elif self._channels_last:  # [B, (1, of a team of one) H, W, C] -> [B, C, H, W]
             observation = observation.flatten(0, -4).permute(0, 3, 1, 2)
         image = observation.reshape(observation.shape[0], *self._input)
-        rounded = _in_bfloat16(self._precision, image.device.type)
+        rounded = _in_bfloat16(self.precision, image.device.type)
         if self._large and image.device.type == "cpu" and torch.is_grad_enabled() and not rounded:
             # On a CPU, forward and backward pass together are faster with the channels last; a forward pass alone is
             # not. Bytes are a quarter of what they are turned into.
@@ -248,6 +249,20 @@ def _without_mask(encoder: nn.Module, inputs: tuple[Mapping[str, Tensor]]) -> tu
 def sees_image(spec: EnvSpec, name: str) -> bool:
     """Whether a field is encoded by convolutions: an image, or categories that lie like one."""
     return spec.is_image(name) or is_map(spec.observation[name], spec.categories.get(name, 0))
+
+
+@contextmanager
+def in_float32(network: nn.Module) -> Iterator[None]:
+    """Within it no convolution of ``network`` computes in bfloat16."""
+    encoders = [module for module in network.modules() if isinstance(module, ImageEncoder)]
+    before = [encoder.precision for encoder in encoders]
+    for encoder in encoders:
+        encoder.precision = "float32"
+    try:
+        yield
+    finally:
+        for encoder, precision in zip(encoders, before, strict=True):
+            encoder.precision = precision
 
 
 @cache
