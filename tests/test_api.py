@@ -262,6 +262,12 @@ def test_no_action_is_known_where_an_observation_is_no_number(bad: float) -> Non
         agent.act([0.0, bad])
 
 
+def test_a_number_that_float32_does_not_hold_is_refused_as_such() -> None:
+    agent = LoadedAgent(Echo(), EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2)))  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="observation has float64 values that float32 does not hold"):
+        agent.act(np.array([0.0, 1e300]))
+
+
 def test_an_agent_that_saw_its_past_says_what_it_needs() -> None:
     spec = EnvSpec(
         {name: Field((2,), "float32") for name in ("observation/obs", LAST_ACTION, LAST_REWARD)}, ActionSpec(n=2)

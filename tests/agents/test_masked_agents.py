@@ -322,10 +322,12 @@ def test_a_loaded_agent_takes_the_mask_beside_the_observation_or_in_it() -> None
         inside = loaded.act(one)
         assert one["action_mask"][inside]
         assert loaded.act(one["obs"], action_mask=one["action_mask"].astype(np.int8)) == inside
-    with pytest.raises(SpecError, match=r"wrap your environment in apexrl.envs.ActionMasks, too"):
+    with pytest.raises(SpecError, match=r"ActionMasks, too, or call act\(observation, action_mask=mask\)"):
         loaded.act(one["obs"])
     with pytest.raises(SpecError, match="observation/action_mask of row 1 masks every action: a mask must leave one"):
         loaded.act(np.zeros((2, 3), np.float32), action_mask=np.array([[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]))
+    with pytest.raises(SpecError, match="action_mask holds float32 values: give it bool or integers"):
+        loaded.act(one["obs"], action_mask=one["action_mask"].astype(np.float32))
     plain = EnvSpec({"observation": Field((3,), "float32")}, spec.action)
     with pytest.raises(SpecError, match="was trained without action masks"):
         LoadedAgent(made("ppo", plain), plain).act(one["obs"], action_mask=one["action_mask"])

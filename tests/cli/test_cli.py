@@ -428,3 +428,17 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         "return 2.00 ± 1.00 (min 1.00, max 3.00) over 2 episodes (greedy)\n"
         "weights: best.safetensors\nvideo: films/episode-001.mp4\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "my.toml is empty: it should hold settings"), (b"\xff\xfe", "cannot read my.toml: 'utf-8' codec")],
+)
+def test_a_file_that_holds_no_settings_is_refused(
+    content: bytes, message: str, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_bytes(content)
+    code, _, complaints = told("train", "my.toml")
+    assert code == 2, complaints
+    assert message in " ".join(complaints.split())

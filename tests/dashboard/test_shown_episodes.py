@@ -8,6 +8,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from PIL import Image
@@ -21,6 +22,38 @@ from apexrl.evaluation.chosen_films import film_chosen
 from apexrl.evaluation.shown_episodes import LEAST_HEIGHT, STRIP, Moment, drawn, moments
 
 CARTPOLE = override(Config(), {"env": "CartPole-v1"})
+
+
+class Unseen(gym.Env):
+    """Renders nothing."""
+
+    observation_space, action_space = gym.spaces.Box(-1.0, 1.0, (2,)), gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+
+class Unprepared(Unseen):
+    """Takes no render_mode."""
+
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (Unseen, r"Unseen: reset\(\) .*: its render\(\) raised NotImplementedError: pictures need an environment that"),
+        (Unprepared, "Unprepared .*pictures need an environment that takes render_mode='rgb_array'"),
+    ],
+)
+def test_an_environment_that_renders_nothing_says_so(env, words):
+    config = override(Config(), {"env": env})
+    with pytest.raises(EnvError, match=words):
+        next(moments(SimpleNamespace(agent=PushLeft()), config, 1))
 
 
 class PushLeft:

@@ -71,6 +71,45 @@ def test_what_is_unmasked_has_no_mask_and_no_wrapper() -> None:
     assert vector.spec.without_mask() is vector.spec
 
 
+class Unread(gym.Env[Any, Any]):
+    """Tells a mask in its info, and bears no other action."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, action: gym.Space[Any] | None = None) -> None:
+        self.action_space = action or gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise ValueError("1 is impossible")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("vector", ["sync", "threads"])
+def test_a_mask_that_nobody_reads_is_noticed(vector: Any) -> None:
+    for read, action, noticed in (
+        (False, None, True),
+        (True, None, False),
+        (False, gym.spaces.Box(-1, 1, (1,)), False),
+    ):
+        env = make_vector(EnvConfig(env=Unread, env_kwargs={"action": action}, mask_in_info=read), 2, 0, vector)
+        try:
+            env.reset()
+            assert env.ignores_mask == noticed
+            if noticed:
+                with pytest.raises(
+                    EnvError, match=r"1 is impossible \(its info tells masks .* --mask-in-info heeds them"
+                ):
+                    while True:
+                        env.send(np.ones(2, np.int64))
+                        env.receive(timeout=5.0)
+        finally:
+            env.close()
+
+
 class Told(gym.Env[Any, Any]):
     """Tells what it is given, one mask after the other, without end."""
 

@@ -206,6 +206,22 @@ def test_a_support_of_scaled_returns_is_compared_with_no_raw_ones() -> None:
         assert [cause.change for cause in found if cause.name == "support_narrow"] == [change]
 
 
+def test_episodes_of_one_step_are_a_cause_only_where_nothing_is_learned() -> None:
+    flat_run = (evaluation(1, mean=1.0), evaluation(1, mean=1.0))
+    rising = (evaluation(1, mean=1.0), evaluation(1, mean=2.0))
+    for seen, named in ((flat_run, True), (rising, False)):
+        causes = diagnose(RunRecord(flat(Config()), (), seen))
+        assert ("ends_at_once" in {cause.name for cause in causes}) == named
+
+
+def test_a_policy_that_explores_in_training_has_risen_by_its_evaluations() -> None:
+    rows = [{"train_return": value} for value in (10.0, 11.0)]
+    seen = (evaluation(90, mean=10.0), evaluation(90, mean=20.0))
+    record = RunRecord(flat(override(Config(), {"agent": "ppo"})), rows, seen)
+    assert record.risen == 1.0
+    assert record.learned < 0.5
+
+
 def test_a_first_evaluation_of_trained_weights_is_no_start() -> None:
     def learned(updates: int, first_return: float) -> float:
         at_goal = Evaluation(500.0, (500.0,) * 10, (500,) * 10, 0.0, None, None, updates)

@@ -70,6 +70,23 @@ def test_a_successor_remembers_the_best(stage: Any) -> None:
     assert successor._best_return == best
 
 
+def test_a_successor_of_a_damaged_file_chooses_the_best_anew(stage: Any) -> None:
+    evaluator, _, spec = make(stage, 4)
+    evaluate(evaluator)
+    path = checkpoint.best(RunFolder(stage.context("x").folder).checkpoints)
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:500])
+    weights = InlineWeights()
+    publish(weights, spec, 5)
+    successor = Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights)
+    (said,) = stage.values("log")
+    assert said["level"] == "warning"
+    assert "best.safetensors: it is truncated or corrupt" in said["text"]
+    assert "chosen anew" in said["text"]
+    successor.close()
+    assert checkpoint.load(path).metadata["version"] == 5
+
+
 def test_a_hurried_stop_skips_the_final_evaluation(stage: Any) -> None:
     evaluator, _, _ = make(stage, 1)
     evaluate(evaluator)
@@ -154,10 +171,12 @@ def test_weights_of_the_last_update_are_judged_though_all_evaluations_have_ended
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("patience", [0.02, 3600.0])
 def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
-    stage: Any, monkeypatch: pytest.MonkeyPatch
+    stage: Any, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
     monkeypatch.setattr("apexrl.roles.evaluation_time._LEAST_SECONDS", 0.1)
+    monkeypatch.setattr("apexrl.roles.evaluator._FINAL_PATIENCE_SECONDS", patience)
     spec, weights = published(1)
     env = EnvConfig(env=Endless)  # without the time limit that it is registered with
     settings = replace(CONFIG.evaluator, eval_timeout=3600.0)
@@ -168,5 +187,6 @@ def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run
     assert evaluator.step()
     evaluator.close()
     assert stage.values("evaluation") == []
-    (said,) = stage.values("log")
-    assert "0 episodes ended" in said["text"]
+    *warned, given_up = (values["text"] for values in stage.values("log"))
+    assert ["no episode has ended yet" in text for text in warned] == [True] * (patience < 1.0)
+    assert "0 episodes ended" in given_up

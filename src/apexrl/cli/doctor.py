@@ -58,7 +58,7 @@ def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Consol
         return
     if not causes:
         console.print(Text("\nNothing looks wrong.", style="bold green"))
-        if record.learned < 0.5:
+        if record.risen < 0.5:
             console.print(Text("The returns did not rise clearly: train longer, or compare agents (apexrl compare)."))
         return
     for place, cause in enumerate(causes, 1):

@@ -81,6 +81,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # tyro: 0 after --help, 2 after an error that it has printed
         return stop.code if isinstance(stop.code, int) else USAGE
     except KeyboardInterrupt:
+        complain("interrupted")  # before a run began, or of what is no run
         return INTERRUPTED
     except BrokenPipeError:  # `apexrl list | head`
         _forget(sys.stdout)

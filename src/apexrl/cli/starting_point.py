@@ -23,7 +23,7 @@ def starting_point(words: list[str], command: str = "train") -> tuple[Config, st
             if not path.is_file():
                 raise ConfigError(f"there is no file {path}")
             # the folder of the first run exists: this one gets a new name
-            start = dataclasses.replace(convert.from_toml(path.read_text(encoding="utf-8"), str(path)), name="")
+            start = dataclasses.replace(convert.from_toml(_text_of(path), str(path)), name="")
             return _of_file(start, words, word), word
         return _with_names(preset(word).config, words), word
     asks_help = "-h" in words or "--help" in words
@@ -38,6 +38,16 @@ def starting_point(words: list[str], command: str = "train") -> tuple[Config, st
     if (env := _given(words, "--env")) in names():
         raise ConfigError(f"{env} is a preset, which has its environment: apexrl {command} {env}")
     return _unseen(words, command, asks_help), ""
+
+
+def _text_of(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"{path} is empty: it should hold settings, as config.toml of a run does")
+    return text
 
 
 def _unseen(words: list[str], command: str, asks_help: bool) -> Config:

@@ -123,10 +123,13 @@ def _from_table(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
             values["memory"] = "lstm" if item else "none"
             continue
         if name not in known:
-            raise ConfigError(f"{where}: unknown setting {name!r}{did_you_mean(name, known)}")
+            section = known_settings().get(name, ("",))[0]
+            hint = f": it stands in the section [{section}]" if section else did_you_mean(name, known)
+            raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
         if name in _GROUPS and kind is Config:
             if not isinstance(item, dict):
-                raise ConfigError(f"{where}: {name} = {item!r} is not of type {_GROUPS[name].__name__}")
+                own = f", and below it {name} = {item!r}" if name in settings_of(_GROUPS[name]) else ""
+                raise ConfigError(f"{where}: {name} = {item!r}: {name} is a section: write [{name}]{own}")
             values[name] = _from_table(_GROUPS[name], item, f"{where}: {name}")
         else:
             values[name] = _value(known[name], item, f"{where}: ")

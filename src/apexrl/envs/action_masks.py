@@ -19,6 +19,7 @@ from apexrl.spec import ACTION_MASK, OBSERVATION, ActionSpec, Array
 MASK = ACTION_MASK.removeprefix(f"{OBSERVATION}/")
 """Key of an observation and of an info."""
 METHOD = "action_masks"
+MASK_HINT = f'its info tells masks of possible actions ("{MASK}") that nobody reads: --mask-in-info heeds them'
 
 Bools = NDArray[np.bool_]
 Shown = dict[str, Any]

@@ -11,13 +11,14 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.envs.action_masks import MASK, MASK_HINT
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
 from apexrl.errors import ConfigError, EnvError, SpecError
 from apexrl.run.env_changes import EnvChange
 from apexrl.space_values import LengthLimit
-from apexrl.spec import ActionSpec, Array
+from apexrl.spec import ACTION_MASK, ActionSpec, Array
 
 ENV_VERSION = "env_version"  # metric of an episode: the number of the change of settings that it was played with
 CUT_OFF = "cut_off"  # metric of an episode: bytes, elements, nodes and edges beyond --max-sequence-length
@@ -121,6 +122,11 @@ class LoopRows:
         rows, self._rows = self._rows, None
         return rows
 
+    @property
+    def ignores_mask(self) -> bool:
+        """As of ``Single``."""
+        return self._singles[0].ignores_mask
+
     def rest(self, which: Bools) -> None:
         """Step these [B] no more until the next reset: their observations stay, and nothing is earned or ends."""
         self._resting = which
@@ -147,6 +153,10 @@ class Single:
             (leaf, leaf.path[0] if leaf.path else None, leaf.path[1:], leaf.name, leaf.plain(), leaf.field.shape)
             for leaf in leaves
         ]
+        shown = any(leaf.name == ACTION_MASK for leaf in leaves)
+        self._takes_mask = not shown and isinstance(env.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        self.ignores_mask = False
+        """Whether its info tells a mask of possible actions, and nobody reads it."""
         self._cut = 0  # of this episode's observations
         self._info_metrics, self._changes = info_metrics, changes
         self._change = EnvChange()  # that it has taken
@@ -158,8 +168,9 @@ class Single:
         if self._change.options:
             given["options"] = dict(self._change.options)
         with blame(self._name, "reset", self._number):
-            observation, _ = self._env.reset(**given)
+            observation, info = self._env.reset(**given)
         self._store(observation, rows)
+        self.ignores_mask = self._takes_mask and isinstance(info, Mapping) and MASK in info
         row = self._number
         rows.reward[row] = 0.0
         rows.terminated[row] = rows.truncated[row] = False
@@ -174,7 +185,7 @@ class Single:
         try:  # and not `blame`, which takes a tenth of a small environment's step
             observation, reward, ended, cut, info = self._env.step(action)
         except (Exception, SystemExit) as error:
-            raise blamed(error, self._name, "step", row) from error
+            raise blamed(error, self._name, "step", row, f" ({MASK_HINT})" * self.ignores_mask) from error
         try:
             rows.reward[row] = reward if reward is not None else self._only_number(reward)  # it counts as NaN
         except (TypeError, ValueError, OverflowError):  # [1], as of an environment in a vector of one
@@ -354,11 +365,11 @@ def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
         raise blamed(error, name, call, index) from error
 
 
-def blamed(error: Exception | SystemExit, name: str, call: str, index: int | None = None) -> EnvError:
+def blamed(error: Exception | SystemExit, name: str, call: str, index: int | None = None, hint: str = "") -> EnvError:
     """What says whose error it is."""
     which = "" if index is None else f" of environment {index}"
     text = f"{name}: {call}(){which} raised {type(error).__name__}: {error}"
-    return EnvError(text + _form_of(call, str(error)))
+    return EnvError(text + (_form_of(call, str(error)) or hint))
 
 
 def _form_of(call: str, said: str) -> str:

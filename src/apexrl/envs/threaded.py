@@ -137,6 +137,11 @@ class ThreadRows:
         refuse_not_finite(rows, self.leaves, self._name)
         return rows
 
+    @property
+    def ignores_mask(self) -> bool:
+        """As of ``lockstep.Single``."""
+        return self._singles[0].ignores_mask
+
     def close(self) -> None:
         """Close every environment after its current call, whose result is dropped.
 

@@ -107,6 +107,11 @@ class VectorEnv:
         self._resting: Bools | None = None
         self._closed = False
 
+    @property
+    def ignores_mask(self) -> bool:
+        """Whether an info tells a mask of possible actions, and nobody reads it."""
+        return getattr(self._backend, "ignores_mask", False)
+
     def reset(self, seed: int | None = None) -> dict[str, Array]:
         """Reset all environments; ``seed`` replaces the one given at construction. Returns name -> [B, *shape].
 

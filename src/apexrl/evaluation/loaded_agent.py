@@ -121,6 +121,8 @@ class LoadedAgent:
         """The observation as ``envs.ActionMasks`` shows it."""
         if not self.spec.masked:
             raise SpecError("this agent was trained without action masks: act() of it takes none")
+        if (dtype := np.asarray(mask).dtype).kind not in "bui":
+            raise SpecError(f"action_mask holds {dtype} values: give it bool or integers")
         alone = not isinstance(observation, Mapping)
         return {"obs": observation, MASK_KEY: mask} if alone else {**observation, MASK_KEY: mask}
 
@@ -130,6 +132,8 @@ class LoadedAgent:
         values, wanted = named_values(self._whole, observation), set(value_names(self.spec).values())
         if not wanted <= values.keys():
             hint = past_missing(self.spec, values)
+            if self.spec.masked and ACTION_MASK not in values:
+                hint += ", or call act(observation, action_mask=mask)"
             raise SpecError(f"this agent needs {sorted(wanted)}, but got {sorted(values)}{hint}")
         if ACTION_MASK in values and not self.spec.masked:
             raise SpecError("this agent was trained without action masks: it would not keep to one")
@@ -148,15 +152,17 @@ class LoadedAgent:
             batched.add(not one)
             start = self.spec.starts.get(name, 0)
             value = value - np.int64(start) if start else value
-            with np.errstate(invalid="ignore"):  # of NaN
+            with np.errstate(invalid="ignore", over="ignore"):  # of NaN, and of what the dtype does not hold
                 arrays[name] = stored = value.astype(field.dtype, copy=False)
+            too_large = f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own"
             if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():
-                raise SpecError(f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own")
+                raise SpecError(too_large)
             count = self.spec.categories.get(name, 0)
             if count and (stored.min() < 0 or stored.max() >= count):
                 raise SpecError(f"{name} holds a value that is none of its space's {start} to {start + count - 1}")
             if stored.dtype.kind == "f" and not np.isfinite(stored).all():
-                raise SpecError(f"{name} holds NaN or infinity, for which no action is known")
+                nothing = f"{name} holds NaN or infinity, for which no action is known"
+                raise SpecError(too_large if np.isfinite(value).all() else nothing)
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")

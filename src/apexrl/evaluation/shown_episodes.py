@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.config import Config, EnvConfig
-from apexrl.envs import FrameStack, env_name, make_env, make_vector
-from apexrl.errors import EnvError
+from apexrl.envs import FrameStack, make_vector
+from apexrl.evaluation.rendered_env import make_rendering, picture_of, rendered
 from apexrl.roles.env_arrays import zeroed
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class Moment(NamedTuple):
 
 def frames_per_second(config: EnvConfig) -> int:
     """How many pictures of the environment make a second, as it says itself; 30 if it does not."""
-    env = make_env(config, render_mode="rgb_array")
+    env = make_rendering(config)
     try:
         return max(1, min(120, int(env.metadata.get("render_fps") or 30)))
     finally:
@@ -61,7 +59,7 @@ def moments(loaded: LoadedAgent, config: Config, seed: int) -> Iterator[Moment]:
         EnvError: the environment cannot be made, raised an error, or does not render.
     """
     pictures: list[Picture] = []
-    vector = make_vector(_rendered(config.env, pictures), 1, seed)
+    vector = make_vector(rendered(config.env, lambda env: _Eye(env, pictures)), 1, seed)
     with closing(vector):
         frames = FrameStack(vector.spec.stack, 1, vector.spec.observation)
         seen = frames.push(vector.reset(seed))
@@ -131,25 +129,12 @@ def _taken(pictures: list[Picture]) -> list[Picture]:
     return found
 
 
-def _rendered(config: EnvConfig, pictures: list[Picture]) -> EnvConfig:
-    """The same environment, whose pictures are put into ``pictures``."""
-    for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
-        os.environ.setdefault(driver, "dummy")  # pygame needs no window and no loudspeakers
-
-    def make(**kwargs: Any) -> gym.Env[Any, Any]:
-        env = make_env(dataclasses.replace(config, env_kwargs=kwargs), render_mode="rgb_array")
-        return _Eye(env, pictures, env_name(config))
-
-    # make() has wrapped the environment already
-    return dataclasses.replace(config, env=make, atari=False, last_action_reward=False, max_episode_steps=0)
-
-
 class _Eye(gym.Wrapper[Any, Any, Any, Any]):
     """Keeps a picture of every reset and step until it is taken."""
 
-    def __init__(self, env: gym.Env[Any, Any], pictures: list[Picture], name: str) -> None:
+    def __init__(self, env: gym.Env[Any, Any], pictures: list[Picture]) -> None:
         super().__init__(env)
-        self._pictures, self._name = pictures, name
+        self._pictures = pictures
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         found = self.env.reset(seed=seed, options=options)
@@ -162,7 +147,4 @@ class _Eye(gym.Wrapper[Any, Any, Any, Any]):
         return found
 
     def _look(self) -> None:
-        picture = self.env.render()
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3:
-            raise EnvError(f"{self._name} does not render rgb_array: it cannot be shown")
-        self._pictures.append(np.asarray(picture[:, :, :3], np.uint8))
+        self._pictures.append(picture_of(self.env))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.config import EnvConfig
-from apexrl.envs import env_name, make_env
 from apexrl.errors import EnvError
+from apexrl.evaluation.rendered_env import picture_of, rendered
 
 
 def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
@@ -29,26 +27,18 @@ def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
         import imageio_ffmpeg  # noqa: F401
     except ModuleNotFoundError as error:
         raise EnvError("videos need an encoder that is not installed; run: pip install 'apexrl[video]'") from error
-    for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
-        os.environ.setdefault(driver, "dummy")  # pygame needs no window and no loudspeakers
     films: list[Path] = []
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-
-    def make(**kwargs: Any) -> gym.Env[Any, Any]:
-        env = make_env(dataclasses.replace(config, env_kwargs=kwargs), render_mode="rgb_array")
-        return Camera(env, folder, films, env_name(config))
-
-    # make() has wrapped the environment already
-    return dataclasses.replace(config, env=make, atari=False, last_action_reward=False, max_episode_steps=0), films
+    return rendered(config, lambda env: Camera(env, folder, films)), films
 
 
 class Camera(gym.Wrapper[Any, Any, Any, Any]):
     """Records whole episodes; a lost life, which only ends the learner's episode, does not end the video."""
 
-    def __init__(self, env: gym.Env[Any, Any], folder: Path, films: list[Path], name: str) -> None:
+    def __init__(self, env: gym.Env[Any, Any], folder: Path, films: list[Path]) -> None:
         super().__init__(env)
-        self._folder, self._films, self._name = folder, films, name
+        self._folder, self._films = folder, films
         self._frames: list[np.ndarray[Any, Any]] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -64,10 +54,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def _shoot(self) -> None:
-        frame = self.env.render()
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-            raise EnvError(f"{self._name} does not render rgb_array: it cannot be recorded")
-        self._frames.append(frame)
+        self._frames.append(picture_of(self.env))
 
     def _develop(self) -> None:
         from imageio_ffmpeg import write_frames
@@ -80,7 +67,7 @@ class Camera(gym.Wrapper[Any, Any, Any, Any]):
         film = write_frames(str(path), (width, height), fps=fps, macro_block_size=1, quality=7)
         film.send(None)
         for frame in self._frames:
-            film.send(np.ascontiguousarray(frame[:height, :width], dtype=np.uint8))
+            film.send(np.ascontiguousarray(frame[:height, :width]))
         film.close()
         self._frames = []
         self._films.append(path)

@@ -12,7 +12,7 @@ from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.env_arrays import EnvArrays, Which
 from apexrl.roles.episode_reports import Episodes
-from apexrl.roles.role_envs import own_cores, role_envs
+from apexrl.roles.role_envs import first_reset, own_cores, role_envs
 from apexrl.roles.schedules import Exploration
 from apexrl.spec import Array, EnvSpec
 
@@ -61,8 +61,7 @@ class EnvPlayer:
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         self._env = role_envs(context, config, envs, seed, own_cores(config), partial)
-        with context.env_call():
-            self._observation = self._env.reset()
+        self._observation = first_reset(context, self._env)
         self.agent = make_agent(self._env.device)
         # Frames are stacked in the host's memory, and an agent of one's own may know arrays only
         self._shows_tensors = spec.stack == 1 and config.agent.agent in AGENTS and not spec.masked

@@ -10,7 +10,7 @@ import numpy as np
 from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles.episode_reports import Episodes
-from apexrl.roles.role_envs import own_cores, role_envs
+from apexrl.roles.role_envs import first_reset, own_cores, role_envs
 from apexrl.spec import Array, EnvSpec
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class EnvSplits:
             role_envs(context, config, envs, int(seed), own_cores(config))
             for envs, seed in zip(sizes, seeds, strict=True)
         ]
-        with context.env_call():
-            self.observation: list[dict[str, Array]] = [env.reset() for env in self._envs]
+        self.observation: list[dict[str, Array]] = [first_reset(context, env) for env in self._envs]
         self._frames = [FrameStack(spec.stack, envs, spec.observation) for envs in sizes]
         self.seen = [
             frames.push(observation) for frames, observation in zip(self._frames, self.observation, strict=True)

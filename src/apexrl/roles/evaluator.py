@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from apexrl.config import Config
+from apexrl.errors import SnapshotError
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles import checkpointing
 from apexrl.roles.action_check import ActionCheck
@@ -23,6 +24,7 @@ from apexrl.run.status import Work
 from apexrl.spec import EnvSpec
 
 _PATIENCE_SECONDS = 60.0  # of an evaluation without an end, before it is said or given up
+_FINAL_PATIENCE_SECONDS = 5.0  # of a final one, before it is said: nothing else is seen to go on
 _PATIENCE_STEPS = 100_000  # and of each environment, where no time limit is known; an Atari game has 27,000
 _UNTRAINED_SECONDS = 3.0  # of an evaluation of weights that no update has changed, once there are others
 _LOOK_SECONDS = 0.05  # between looks for new weights: each look halts a learner that has threads on all cores
@@ -111,13 +113,8 @@ class Evaluator:
         elif self._outdated(self._trial):
             self._time.left(self._trial)
             self._trial = None
-        elif not self._warned and self._trial.late(_PATIENCE_SECONDS) and self._endless(self._trial):
-            self._warned = True
-            text = (
-                f"no episode has ended yet, in {self._context.total('env_steps'):,} steps: evaluations need ends. If "
-                "the environment has no time limit, give it one with --max-episode-steps"
-            )
-            self._context.send("log", text=text, level="warning")
+        elif self._trial.late(_PATIENCE_SECONDS):
+            self._warn_of_endless(self._trial)
         return True
 
     def close(self) -> None:
@@ -216,11 +213,24 @@ class Evaluator:
             self._context.should_stop()  # also the heartbeat
             with self._context.env_call():
                 running = trial.step()
+            if running and trial.late(_FINAL_PATIENCE_SECONDS):
+                self._warn_of_endless(trial, f". Its evaluation is given up after {lasted:.0f} s")
             if running and ((trial.late(lasted) and self._endless(trial)) or self._circles(trial)):
                 limit = 0.0
         if running and not self._context.hurried():
             self._context.send("log", text=trial.overdue(), level="warning")
         return not running
+
+    def _warn_of_endless(self, trial: Trial, besides: str = "") -> None:
+        """Once, if no episode has ended yet."""
+        if self._warned or not self._endless(trial):
+            return
+        self._warned = True
+        text = (
+            f"no episode has ended yet, in {self._context.total('env_steps'):,} steps: evaluations need ends. If the "
+            f"environment has no time limit, give it one with --max-episode-steps{besides}"
+        )
+        self._context.send("log", text=text, level="warning")
 
     def _endless(self, trial: Trial) -> bool:
         """Whether no episode has ended, neither in the run nor in this trial."""
@@ -303,7 +313,12 @@ class Evaluator:
         """After a restart or a resume: the best weights are on disk."""
         path = checkpoint.best(self._folder)
         if path is not None:
-            found = checkpoint.load(path)
+            try:
+                found = checkpoint.load(path)
+            except SnapshotError as error:
+                text = f"{error}. The best weights are chosen anew, among those from now on"
+                self._context.send("log", text=text, level="warning")
+                return
             version, env_steps, updates = (int(found.metadata[name]) for name in ("version", "env_steps", "updates"))
             self._best = Candidate(version, found.arrays, env_steps, updates)
             self._best_return = float(found.metadata["eval_return"])

@@ -8,6 +8,7 @@ from apexrl.config import Config
 from apexrl.protocols import Context
 from apexrl.roles.pool_players import opponents
 from apexrl.shared.usable_cores import usable_cores
+from apexrl.spec import Array
 
 if TYPE_CHECKING:
     from apexrl.envs import VectorEnv
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 def own_cores(config: Config) -> int:
     """Cores of this machine for each of the run's actors, at least 1; all of them where roles take turns."""
     return max(1, usable_cores() // (1 if config.serial else max(1, config.actor.actors)))
+
+
+def first_reset(context: Context, env: VectorEnv) -> dict[str, Array]:
+    """Reset all environments of an actor. A run tells once that they have masks which nobody reads."""
+    from apexrl.envs.action_masks import MASK_HINT
+
+    with context.env_call():
+        observation = env.reset()
+    if env.ignores_mask:
+        context.send("log", text=f"{env.name}: {MASK_HINT}", once="masks")
+    return observation
 
 
 def role_envs(

@@ -177,23 +177,37 @@ class RunRecord:
 
     @cached_property
     def learned(self) -> float:
-        """0: returns are what they were at the start; 1: they rose far, or the goal was reached."""
+        """As ``risen``; of agents that explore by their policy the returns of training must have risen, too."""
+        training = self._training
+        if self.summary.get("stopped_by") == "stop_at_return":
+            return 1.0
+        if self.family == "replay" or len(self.evaluations) < 2 or len(training) < 2:
+            return self.risen  # a replay's training explores: its returns may stay low
+        return min(self.risen, _rise(training[0], training[-1], self._spread))
+
+    @cached_property
+    def risen(self) -> float:
+        """0: evaluations return what they did at the start; 1: much more, or the goal was reached."""
         if self.summary.get("stopped_by") == "stop_at_return":
             return 1.0
         if len(self.evaluations) < 2:
             return 0.0
         first, *others = self.evaluations
-        training = [value for row in self.rows if (value := _number(row.get("train_return"))) is not None]
         before = first.mean
-        if first.updates and training:  # a slow environment's first evaluation: the weights were trained by then
-            before = min(before, training[0])
-        spread = pstdev(first.returns) if len(first.returns) > 1 else 0.0
-        greedy = _rise(before, fmean(one.mean for one in others[len(others) // 2 :]), spread)
-        if self.family == "replay":
-            return greedy  # training explores: its returns may stay low
-        if len(training) < 2:
-            return greedy
-        return min(greedy, _rise(training[0], training[-1], spread))
+        if first.updates and self._training:  # a slow environment's first evaluation: the weights were trained by then
+            before = min(before, self._training[0])
+        return _rise(before, fmean(one.mean for one in others[len(others) // 2 :]), self._spread)
+
+    @cached_property
+    def _training(self) -> list[float]:
+        """Returns in training."""
+        return [value for row in self.rows if (value := _number(row.get("train_return"))) is not None]
+
+    @property
+    def _spread(self) -> float:
+        """Standard deviation of the first evaluation's returns."""
+        returns = self.evaluations[0].returns
+        return pstdev(returns) if len(returns) > 1 else 0.0
 
     @property
     def returns_alike(self) -> bool:
