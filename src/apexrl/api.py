@@ -83,8 +83,8 @@ def train(
     """Train an agent and wait until it is done.
 
     In the main thread, Ctrl-C and SIGTERM end the run in good order, and the call returns: a script goes on, unless it
-    looks at ``summary["stopped_by"]``, which is ``interrupted`` then. In another one they are the program's: they end it
-    and with it the run, without a last checkpoint. A callback ends it in good order.
+    looks at ``summary["stopped_by"]``, which is ``interrupted`` then. In another thread they are the program's: they
+    end it and with it the run, without a last checkpoint. A callback ends it in good order.
 
     Args:
         config: a ``Config``, or a preset's name; empty: agent, topology and settings that suit ``env``, which must be

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from apexrl.errors import ConfigError
 if TYPE_CHECKING:
     from apexrl.evaluation.off_policy.importance import Estimate
 
+_PROGRESS_SECONDS = 5.0
 _WORDS = ("record", "export", "show")
 
 
@@ -107,7 +110,7 @@ def ope(words: list[str]) -> int:
         weighing = not loaded.spec.action.box and all(one.log_prob is not None for one in Dataset(wanted.dataset))
         methods = (FITTED, *(("wis", "wpdis") if weighing else ()))
     fit = Fit(gamma, wanted.epsilon, wanted.updates)
-    found = estimates(loaded, config, wanted.dataset, methods, fit, wanted.seed)
+    found = estimates(loaded, config, wanted.dataset, methods, fit, wanted.seed, _Progress(fit.updates))
     short = FITTED in found.estimates and fit.updates < fit.least_updates
     if wanted.json:
         effective = None if math.isnan(found.effective) else found.effective
@@ -130,6 +133,18 @@ def ope(words: list[str]) -> int:
     if not math.isnan(found.effective):
         print(f"  importance weights: as much as {found.effective:.1f} equally weighted episodes say")
     return OK
+
+
+class _Progress:
+    """Says on stderr how far the fit of critics is, every few seconds."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates, self._next = updates, time.monotonic() + _PROGRESS_SECONDS
+
+    def __call__(self, made: int) -> None:
+        if time.monotonic() >= self._next and made < self._updates:
+            self._next = time.monotonic() + _PROGRESS_SECONDS
+            print(f"fitted Q evaluation: {made:,} of {self._updates:,} updates", file=sys.stderr, flush=True)
 
 
 def _spelled(one: Estimate) -> str:

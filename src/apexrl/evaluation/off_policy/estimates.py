@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,10 +35,19 @@ class Found(NamedTuple):
 
 
 def estimates(
-    loaded: LoadedAgent, config: Config, dataset: str, methods: Sequence[str], fit: Fit, seed: int = 0
+    loaded: LoadedAgent,
+    config: Config,
+    dataset: str,
+    methods: Sequence[str],
+    fit: Fit,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda updates: None,
 ) -> Found:
     """The expected discounted return of the agent that acts greedily, or at random with the probability ``fit.epsilon``
     where actions are discrete, from the first states of a dataset.
+
+    Args:
+        progress: called after every update of fitted Q evaluation with how many were made.
 
     Raises:
         ConfigError: a method there is not, or that does not go with the agent.
@@ -80,7 +89,7 @@ def estimates(
         effective = importance.effective_episodes(of)
         found = {name: importance.estimate(name, of, seed) for name in weighing}
     if FITTED in methods:
-        found = {FITTED: _fitted(loaded, episodes, chosen, fit, seed), **found}
+        found = {FITTED: _fitted(loaded, episodes, chosen, fit, seed, progress), **found}
     return Found(importance.mean_return(returns, seed), found, effective)
 
 
@@ -116,7 +125,14 @@ def _log_prob(loaded: LoadedAgent, ours: Array, episode: Episode, epsilon: float
     return found
 
 
-def _fitted(loaded: LoadedAgent, episodes: Sequence[Episode], chosen: Sequence[Array], fit: Fit, seed: int) -> Estimate:
+def _fitted(
+    loaded: LoadedAgent,
+    episodes: Sequence[Episode],
+    chosen: Sequence[Array],
+    fit: Fit,
+    seed: int,
+    progress: Callable[[int], None],
+) -> Estimate:
     from apexrl.evaluation.off_policy.fitted_q import Recorded, fitted_q
 
     names = list(loaded.spec.observation)
@@ -135,7 +151,7 @@ def _fitted(loaded: LoadedAgent, episodes: Sequence[Episode], chosen: Sequence[A
         together(slice(None, 1)),
         _numbers(loaded, np.concatenate([ours[:1] for ours in chosen])),
     )
-    return fitted_q(loaded.spec, data, fit, seed)
+    return fitted_q(loaded.spec, data, fit, seed, progress)
 
 
 def _numbers(loaded: LoadedAgent, actions: Array) -> Array:

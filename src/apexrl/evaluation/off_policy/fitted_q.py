@@ -8,7 +8,7 @@ Bootstrapping Fitted Q-Evaluation for Off-Policy Inference, arXiv 2102.03607).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apexrl.agents.matrix_products import choose_products
 from apexrl.evaluation.off_policy.importance import Estimate, interval, possible_together
 from apexrl.networks.action_value_critic import ActionValues
 from apexrl.networks.actor_critic import Critics
@@ -81,8 +82,22 @@ _SLOWEST, _FASTEST = 0.01, 0.2
 _HORIZONS = 8.0  # that targets follow; the learning rate is near 0 in the last of them
 
 
-def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate:
-    """mean Q(s_0, π(s_0)) over first observations, and an interval of 95 % over bootstrap samples."""
+def fitted_q(
+    spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0, progress: Callable[[int], None] = lambda updates: None
+) -> Estimate:
+    """mean Q(s_0, π(s_0)) over first observations, and an interval of 95 % over bootstrap samples.
+
+    Args:
+        progress: called after every update with how many were made.
+    """
+    precision = torch.get_float32_matmul_precision()
+    try:
+        return _fitted(spec, data, fit, seed, progress)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _fitted(spec: EnvSpec, data: Recorded, fit: Fit, seed: int, progress: Callable[[int], None]) -> Estimate:
     count = fit.critics + 1  # the last one learns from all episodes as they are
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     episodes = len(data.first_action)
@@ -93,6 +108,7 @@ def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate
         torch.manual_seed(seed)
         network, target = (_network(spec, fit, count) for _ in range(2))
     target.load_state_dict(network.state_dict())
+    choose_products({name: one.numpy() for name, one in target.state_dict().items()}, fit.batch_size)
     optimizer = torch.optim.Adam(network.parameters(), fit.learning_rate)
     weights, reward = torch.from_numpy(shares), torch.from_numpy(data.reward / scale).float()
     scaled = Scaled(data.observation)
@@ -114,6 +130,7 @@ def fitted_q(spec: EnvSpec, data: Recorded, fit: Fit, seed: int = 0) -> Estimate
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
                 slow.lerp_(fast, fit.following)
+        progress(update + 1)
     with torch.no_grad():
         first = _values(network, scaled(data.first), torch.from_numpy(data.first_action), spec, fit.epsilon)
     values = scale * first.numpy().astype(np.float64)  # [K + 1, E]
