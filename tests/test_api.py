@@ -255,8 +255,8 @@ def test_dict_observations_and_starts() -> None:
             agent.act({"image": image, "inner": {"mode": 12}})
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_no_action_is_known_where_an_observation_is_no_number(bad: float) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf, None])
+def test_no_action_is_known_where_an_observation_is_no_number(bad: Any) -> None:
     agent = LoadedAgent(Echo(), EnvSpec({"observation": Field((2,), "float32")}, ActionSpec(n=2)))  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="observation holds NaN or infinity"):
         agent.act([0.0, bad])

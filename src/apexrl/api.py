@@ -82,8 +82,8 @@ def train(
 ) -> Run:
     """Train an agent and wait until it is done.
 
-    In the main thread, Ctrl-C and SIGTERM end the run in good order, and the call returns: a script goes on, unless it
-    looks at ``summary["stopped_by"]``, which is ``interrupted`` then. In another thread they are the program's: they
+    In the main thread, Ctrl-C and SIGTERM end the run in good order, and the call returns, so a script goes on; the
+    run's ``summary["stopped_by"]`` is then ``interrupted``. In another thread they are the program's: they
     end it and with it the run, without a last checkpoint. A callback ends it in good order.
 
     Args:

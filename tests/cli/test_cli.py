@@ -432,7 +432,11 @@ def test_every_word_of_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "my.toml is empty: it should hold settings"), (b"\xff\xfe", "cannot read my.toml: 'utf-8' codec")],
+    [
+        (b"", "my.toml is empty: it should hold settings"),
+        (b"# mine\n\n", "my.toml is empty: it should hold settings"),
+        (b"\xff\xfe", "my.toml is not UTF-8, which settings must be saved as: 'utf-8' codec"),
+    ],
 )
 def test_a_file_that_holds_no_settings_is_refused(
     content: bytes, message: str, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

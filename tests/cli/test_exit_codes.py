@@ -55,6 +55,11 @@ def test_there_is_a_way_to_each() -> None:
     assert WAYS.keys() == EXIT_CODES.keys()
 
 
+def test_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert _interrupted(tmp_path, monkeypatch) == 130
+    assert capsys.readouterr().err == "apexrl: interrupted\n"
+
+
 @pytest.mark.parametrize(("code", "way"), [(code, way) for code, ways in WAYS.items() for way in ways])
 def test_it_comes_about(code: int, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert way(tmp_path, monkeypatch) == code

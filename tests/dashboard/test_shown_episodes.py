@@ -46,7 +46,7 @@ class Unprepared(Unseen):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (Unseen, r"Unseen: reset\(\) .*: its render\(\) raised NotImplementedError: pictures need an environment that"),
+        (Unseen, r"Unseen: reset\(\) .*: it has no render\(\): pictures need an environment that"),
         (Unprepared, "Unprepared .*pictures need an environment that takes render_mode='rgb_array'"),
     ],
 )

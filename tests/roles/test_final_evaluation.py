@@ -10,6 +10,7 @@ from evaluated_weights import CONFIG, Still, evaluate, make, measured, publish, 
 
 from apexrl.config import EnvConfig
 from apexrl.envs.toy import Endless
+from apexrl.errors import SnapshotError
 from apexrl.roles import Evaluator
 from apexrl.roles.trial import Trial
 from apexrl.run import checkpoint
@@ -81,10 +82,22 @@ def test_a_successor_of_a_damaged_file_chooses_the_best_anew(stage: Any) -> None
     successor = Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights)
     (said,) = stage.values("log")
     assert said["level"] == "warning"
+    assert said["text"].startswith("the best weights are chosen anew")
     assert "best.safetensors: it is truncated or corrupt" in said["text"]
-    assert "chosen anew" in said["text"]
     successor.close()
     assert checkpoint.load(path).metadata["version"] == 5
+
+
+def test_a_file_that_cannot_be_read_now_is_not_given_up(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluator, weights, spec = make(stage, 4)
+    evaluate(evaluator)
+
+    def fails(*words: Any, **more: Any) -> Any:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("safetensors.safe_open", fails)
+    with pytest.raises(SnapshotError, match="Stale file handle"):
+        Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights)
 
 
 def test_a_hurried_stop_skips_the_final_evaluation(stage: Any) -> None:
@@ -172,8 +185,9 @@ def test_weights_of_the_last_update_are_judged_though_all_evaluations_have_ended
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("patience", [0.02, 3600.0])
+@pytest.mark.parametrize("warned", [False, True])
 def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run_did(
-    stage: Any, monkeypatch: pytest.MonkeyPatch, patience: float
+    stage: Any, monkeypatch: pytest.MonkeyPatch, patience: float, warned: bool
 ) -> None:
     monkeypatch.setattr("apexrl.roles.evaluation_time._LEAST_SECONDS", 0.1)
     monkeypatch.setattr("apexrl.roles.evaluator._FINAL_PATIENCE_SECONDS", patience)
@@ -185,8 +199,9 @@ def test_where_no_episode_ends_the_final_evaluation_lasts_no_longer_than_the_run
     evaluator._agent = Still()  # type: ignore[assignment]
     evaluator._agent.load = lambda weights: None  # type: ignore[method-assign]
     assert evaluator.step()
+    evaluator._warned = warned
     evaluator.close()
     assert stage.values("evaluation") == []
-    *warned, given_up = (values["text"] for values in stage.values("log"))
-    assert ["no episode has ended yet" in text for text in warned] == [True] * (patience < 1.0)
+    *told, given_up = (values["text"] for values in stage.values("log"))
+    assert ["This evaluation is given up after" in text for text in told] == [True] * (patience < 1.0)
     assert "0 episodes ended" in given_up

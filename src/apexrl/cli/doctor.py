@@ -38,7 +38,8 @@ def examine(path: str, as_json: bool, console: Console) -> int:
             }
             for cause in causes
         ]
-        print(json.dumps({"run": path, "learned": round(record.learned, 2), "causes": found}, indent=2))
+        rose = {"learned": round(record.learned, 2), "risen": round(record.risen, 2)}
+        print(json.dumps({"run": path, **rose, "causes": found}, indent=2))
     else:
         _show(path, record, causes, console)
     return FOUND if causes else OK if record.rows else FAILED

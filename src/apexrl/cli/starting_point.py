@@ -43,9 +43,11 @@ def starting_point(words: list[str], command: str = "train") -> tuple[Config, st
 def _text_of(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    if not text.strip():
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8, which settings must be saved as: {error}") from error
+    if not any(line.partition("#")[0].strip() for line in text.splitlines()):
         raise ConfigError(f"{path} is empty: it should hold settings, as config.toml of a run does")
     return text
 

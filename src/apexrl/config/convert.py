@@ -123,8 +123,10 @@ def _from_table(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
             values["memory"] = "lstm" if item else "none"
             continue
         if name not in known:
-            section = known_settings().get(name, ("",))[0]
-            hint = f": it stands in the section [{section}]" if section else did_you_mean(name, known)
+            hint = did_you_mean(name, known)
+            if name in known_settings():
+                section = known_settings()[name][0]
+                hint = ": it belongs " + (f"in the section [{section}]" if section else "above all sections")
             raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
         if name in _GROUPS and kind is Config:
             if not isinstance(item, dict):

@@ -151,7 +151,7 @@ def _diagnosed(path: Path) -> dict[str, Any]:
     except Exception as error:  # rows of another version, or damaged ones
         return {"causes": [], "trouble": f"this run's files cannot be judged ({type(error).__name__}: {error})"[:1000]}
     return {
-        "learned": round(record.learned, 2),
+        "risen": round(record.risen, 2),
         "evaluations": len(record.evaluations),
         "trouble": "",
         "causes": [

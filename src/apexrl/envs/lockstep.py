@@ -154,7 +154,8 @@ class Single:
             for leaf in leaves
         ]
         shown = any(leaf.name == ACTION_MASK for leaf in leaves)
-        self._takes_mask = not shown and isinstance(env.action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        actions = action_spec(env.action_space)
+        self._takes_mask = not (shown or actions.box or actions.hybrid)
         self.ignores_mask = False
         """Whether its info tells a mask of possible actions, and nobody reads it."""
         self._cut = 0  # of this episode's observations

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from apexrl.envs.action_masks import first_possible
+from apexrl.envs.action_masks import MASK, first_possible
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.host_arrays import HostArrays, brings_tensors
 from apexrl.envs.lockstep import Bools, EnvCall, Rows, Which, blame, refuse_not_finite
@@ -71,6 +71,7 @@ class NativeRows:
         self._actions_of = action_spec(self.action_space)
         if self.device and (varying := [leaf.name for leaf in self.leaves if leaf.padded]):
             raise SpecError(f"{name} brings tensors, and {varying[0]} is of variable length: bring arrays")
+        self.ignores_mask = False  # as of ``lockstep.Single``
         self._begun: dict[str, Array] = {}  # observations after resets of SAME_STEP, [B, ...]
         self._actions: Array | None = None  # of who has one, while others are still to choose
         self._chosen = np.zeros(self.num_envs, np.bool_)
@@ -79,7 +80,9 @@ class NativeRows:
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
         each = isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
         with self._call(), blame(self._name, "reset"):
-            seen, _ = self._env.reset(seed=list(seeds) if each else seeds[0])  # type: ignore[arg-type]
+            seen, info = self._env.reset(seed=list(seeds) if each else seeds[0])  # type: ignore[arg-type]
+        takes_mask = not (self._actions_of.box or self._actions_of.hybrid)
+        self.ignores_mask = takes_mask and MASK in info and all(leaf.name != ACTION_MASK for leaf in self.leaves)
         self._rows = None
         self._chosen[:] = False
         named = self._named(seen)

@@ -88,7 +88,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a trained agent to ``path``, and check that file's actions against PyTorch's.
 
-    All numbers are float32, with ``precision`` bfloat16 too: few programs that run ONNX have convolutions of those.
+    Shipped networks compute in float32 there, with ``precision`` bfloat16 too: few programs that run ONNX have
+    convolutions of those.
 
     Inputs are the observation's fields, [B, (stack,) *shape] each, and recurrent states, [B, ...], which begin as
     zeros; outputs are ``action``, or ``action/<key>`` for each entry of a tuple or dict, and ``next_`` and the name of

@@ -16,7 +16,7 @@ from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
 from apexrl.space_values import named_values, refuse_no_action, value_names, varying_rows
-from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, past_missing
+from apexrl.spec import ACTION_MASK, OBSERVATION, Array, EnvSpec, Field, past_missing
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack
@@ -154,19 +154,23 @@ class LoadedAgent:
             value = value - np.int64(start) if start else value
             with np.errstate(invalid="ignore", over="ignore"):  # of NaN, and of what the dtype does not hold
                 arrays[name] = stored = value.astype(field.dtype, copy=False)
-            too_large = f"{name} has {value.dtype} values that {field.dtype} does not hold, the agent's own"
             if stored is not value and stored.dtype.kind in "iu" and (stored != value).any():
-                raise SpecError(too_large)
+                raise SpecError(_not_held(name, value, field))
             count = self.spec.categories.get(name, 0)
             if count and (stored.min() < 0 or stored.max() >= count):
                 raise SpecError(f"{name} holds a value that is none of its space's {start} to {start + count - 1}")
             if stored.dtype.kind == "f" and not np.isfinite(stored).all():
-                nothing = f"{name} holds NaN or infinity, for which no action is known"
-                raise SpecError(too_large if np.isfinite(value).all() else nothing)
+                if value.dtype.kind == "f" and np.isfinite(value).all():
+                    raise SpecError(_not_held(name, value, field))
+                raise SpecError(f"{name} holds NaN or infinity, for which no action is known")
         if len(batched) > 1 or len({len(value) for value in arrays.values()}) > 1:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")
         return arrays, batched.pop()
+
+
+def _not_held(name: str, value: Array, field: Field) -> str:
+    return f"{name} has {value.dtype} values that {field.dtype} does not hold, in which the agent sees it"
 
 
 def load_agent(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.config import EnvConfig
 from apexrl.envs import env_name, make_env
+from apexrl.envs.envpool_rows import PREFIX
 from apexrl.errors import EnvError
 
 _PICTURES = "pictures need an environment that takes render_mode='rgb_array'"
@@ -29,7 +30,12 @@ def make_rendering(config: EnvConfig) -> gym.Env[Any, Any]:
     try:
         return make_env(config, render_mode="rgb_array")
     except EnvError as error:
-        raise EnvError(f"{error} ({_PICTURES})" if "render_mode" in str(error) else str(error)) from error
+        raise EnvError(f"{error} ({_PICTURES})" if _takes_none(error) else str(error)) from error
+
+
+def _takes_none(error: EnvError) -> bool:
+    said = str(error.__cause__ or error)
+    return "argument 'render_mode'" in said or "takes no arguments" in said
 
 
 def rendered(config: EnvConfig, wrap: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]) -> EnvConfig:
@@ -38,7 +44,7 @@ def rendered(config: EnvConfig, wrap: Callable[[gym.Env[Any, Any]], gym.Env[Any,
     def make(**kwargs: Any) -> gym.Env[Any, Any]:
         return wrap(make_rendering(dataclasses.replace(config, env_kwargs=kwargs)))
 
-    make.__qualname__ = env_name(config)
+    make.__qualname__ = env_name(config).removeprefix(PREFIX)  # by which a pool of environments would be made
     # make() has wrapped the environment already
     return dataclasses.replace(config, env=make, atari=False, last_action_reward=False, max_episode_steps=0)
 
@@ -51,8 +57,8 @@ def picture_of(env: gym.Env[Any, Any]) -> NDArray[np.uint8]:
     """
     try:
         picture: Any = env.render()
-    except Exception as error:
-        raise EnvError(f"its render() raised {type(error).__name__}: {_PICTURES}") from error
+    except NotImplementedError as error:  # Gymnasium's own, of an environment that has no render()
+        raise EnvError(f"it has no render(): {_PICTURES}") from error
     if not isinstance(picture, np.ndarray) or picture.ndim != 3:
         raise EnvError(f"it renders no picture: {_PICTURES}")
     return np.asarray(picture[:, :, :3], np.uint8)

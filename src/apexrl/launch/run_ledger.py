@@ -346,8 +346,8 @@ class Ledger:
             self.tell(text, level)
 
     def _updates_per_step(self, env_steps: int, updates: int) -> float:
-        """What is reached since the first update was seen here: before it, steps only fill the replay. Until a later
-        look, or where a short run has none, since the look before."""
+        """What is reached since the first update was seen here: before it, steps only fill the replay. With a single
+        look since then, counted from the look before it."""
         if updates <= self.base.updates:
             self._filled_until = env_steps
             return 0.0

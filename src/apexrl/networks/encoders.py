@@ -253,7 +253,7 @@ def sees_image(spec: EnvSpec, name: str) -> bool:
 
 @contextmanager
 def in_float32(network: nn.Module) -> Iterator[None]:
-    """Within it no convolution of ``network`` computes in bfloat16."""
+    """Within it no ``ImageEncoder`` of ``network`` computes in bfloat16."""
     encoders = [module for module in network.modules() if isinstance(module, ImageEncoder)]
     before = [encoder.precision for encoder in encoders]
     for encoder in encoders:

@@ -120,6 +120,7 @@ class Evaluator:
     def close(self) -> None:
         """The newest weights once more; then the final evaluations, of the best and of the last weights."""
         self._time.end()
+        self._warned = False  # how long is waited for an end is said once more
         endless = self._evaluate_waiting()
         self._time.shorten(self._judged_by > 0, self._trial)
         self._trial = None
@@ -214,7 +215,7 @@ class Evaluator:
             with self._context.env_call():
                 running = trial.step()
             if running and trial.late(_FINAL_PATIENCE_SECONDS):
-                self._warn_of_endless(trial, f". Its evaluation is given up after {lasted:.0f} s")
+                self._warn_of_endless(trial, f". This evaluation is given up after {min(lasted, limit):.0f} s")
             if running and ((trial.late(lasted) and self._endless(trial)) or self._circles(trial)):
                 limit = 0.0
         if running and not self._context.hurried():
@@ -316,7 +317,9 @@ class Evaluator:
             try:
                 found = checkpoint.load(path)
             except SnapshotError as error:
-                text = f"{error}. The best weights are chosen anew, among those from now on"
+                if isinstance(error.__cause__, OSError | MemoryError):  # another attempt may read it
+                    raise
+                text = f"the best weights are chosen anew, among those from now on: {error}"
                 self._context.send("log", text=text, level="warning")
                 return
             version, env_steps, updates = (int(found.metadata[name]) for name in ("version", "env_steps", "updates"))

@@ -220,13 +220,13 @@ runPage.more = () => {
   every("settings", 1e9, (answer) => drawSettings(runPage.settings, answer.settings));
 };
 
-function drawCauses(place, { causes, trouble, learned, evaluations }) {
+function drawCauses(place, { causes, trouble, risen, evaluations }) {
   const body = trouble ? [make("p.quiet", {}, `apexrl doctor cannot judge this run: ${trouble}`)]
     : causes.length ? [make("ol.causes", {}, causes.map((cause) => make("li", {},
       make("strong", {}, cause.title), " ", make(`span.tag.${cause.likely ? "likely" : "possible"}`, {}, cause.likely ? "likely" : "possible"),
       make("p.quiet", {}, cause.evidence.join("; ")),
       make("p", {}, "Change: ", make("code", {}, cause.change)))))]
-      : [make("p.quiet", {}, evaluations ? `Nothing looks wrong${learned < 0.5 ? ", though the returns have not risen clearly yet" : ""}.`
+      : [make("p.quiet", {}, evaluations ? `Nothing looks wrong${risen < 0.5 ? ", though the returns have not risen clearly yet" : ""}.`
         : "No evaluation has ended yet.")];
   fill(place, make("h2", {}, "Diagnosis"), body);
 }

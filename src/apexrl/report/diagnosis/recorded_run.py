@@ -50,7 +50,7 @@ class RunRecord:
         evaluations: those during training, oldest first.
         read: whether the agent reads a setting as the others are.
         actions: how many discrete actions there are; 0: unknown, or a box.
-        numbers: of an action in a box; 0: unknown, or another kind.
+        numbers: of an action in a box with bounds; 0: unknown, or another kind.
     """
 
     settings: Mapping[str, Any]
@@ -85,7 +85,7 @@ class RunRecord:
             folder.summary(),
             frozenset(unread(config.agent.agent)) | frozenset(idle(config)),
             math.prod(nvec) if nvec else 0,
-            math.prod(spec.action.shape) if spec is not None and spec.action.box else 0,
+            math.prod(spec.action.shape) if spec is not None and spec.action.box and spec.action.bounded else 0,
         )
 
     # Settings

@@ -9,6 +9,7 @@ from apexrl.report.diagnosis.finding import Cause, Evidence
 from apexrl.report.diagnosis.recorded_run import METRICS, RunRecord
 from apexrl.report.number_format import number
 
+LEAST_STD = 0.1  # that is advised
 LEAST_DEVIATION = 0.05  # of an action in a box, half of whose width is 1
 
 
@@ -67,6 +68,8 @@ def deviation_lost(record: RunRecord) -> Cause | None:
     entropy = record.metric("entropy")
     if entropy is None or not record.numbers or not record.reads("least_std"):
         return None
+    if record.setting("initial_std", 1.0) < LEAST_STD:  # as it is wanted
+        return None
     deviation = exp(entropy / record.numbers) / sqrt(2.0 * pi * e)  # of normal numbers, their geometric mean
     jumps = record.outside("kl", above=True)
     if deviation > LEAST_DEVIATION or not (jumps or record.learned <= 0.5):
@@ -81,5 +84,5 @@ def deviation_lost(record: RunRecord) -> Cause | None:
             *([record.seen("kl")] if jumps else []),
             record.given("least_std"),
         ),
-        as_flag("least_std", 0.1),
+        as_flag("least_std", LEAST_STD),
     )
