@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_a_run_that_ends_within_one_look_took_time(tmp_path: Path) -> None:
     tick(ledger, 103.0)
     ledger.training_ends(103.25)
     assert tick(ledger, 103.25, env_steps=500, updates=9).elapsed_seconds == 0.25
+
+
+def test_a_clock_goes_on_while_a_run_ends(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    tick(ledger, 102.0, env_steps=5)
+    assert tick(ledger, 104.0, env_steps=9).ending_seconds == 0.0
+    ledger.training_ends(104.0)
+    status = tick(ledger, 110.0, env_steps=9)
+    assert (status.ending_seconds, status.shown_seconds - status.elapsed_seconds) == (6.0, 6.0)
+    assert "left" not in line(replace(status, eta_seconds=0.0))
 
 
 def test_phases_follow_the_counters(tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ class Ledger:
         status = replace(
             self.status,
             elapsed_seconds=elapsed,
+            ending_seconds=now - until,
             startup_seconds=(now if self._first_step is None else self._first_step) - self._began,
             env_steps=env_steps,
             updates=updates,

@@ -207,7 +207,7 @@ class View:
 
     def _goal(self) -> RenderableType:
         status = self.status
-        words = Text.assemble((f"{status.phase} ", "bold"), (clock(status.elapsed_seconds), ""))
+        words = Text.assemble((f"{status.phase} ", "bold"), (clock(status.shown_seconds), ""))
         goals = goals_in_words(self._stop, status)
         if goals:
             words.append("   until " + goals, style="dim")

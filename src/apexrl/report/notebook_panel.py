@@ -66,7 +66,7 @@ class NotebookPanel:
         left = "" if status.eta_seconds is None else f", {clock(status.eta_seconds)} left"
         self.bar.description = status.phase
         shown = {
-            "time": clock(status.elapsed_seconds) + left,
+            "time": clock(status.shown_seconds) + left,
             "env steps": f"{count(status.env_steps)} ({count(status.env_steps_per_second)}/s)",
             "updates": f"{count(status.updates)} ({count(status.updates_per_second)}/s)",
             "return, training": number(status.train_return),

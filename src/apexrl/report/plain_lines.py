@@ -82,7 +82,7 @@ class PlainLines:
         names = {one.diagnostic.name for one in self._diagnostics.worst}
         if names - self._mentioned:  # each once
             self._mentioned |= names
-            self._print(f"{clock(status.elapsed_seconds)}  {self._diagnostics.line()}")
+            self._print(f"{clock(status.shown_seconds)}  {self._diagnostics.line()}")
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         final = bool(values.get("final"))
@@ -95,14 +95,14 @@ class PlainLines:
             spread = f" ± {values['std']:.2f}" if "std" in values else ""
             count = values.get("episodes")
             episodes = "" if count is None else f" over {count} episode{'s' * (count != 1)}"
-            self._print(f"{clock(self._status.elapsed_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
+            self._print(f"{clock(self._status.shown_seconds)}  {name}: return {values['mean']:.2f}{spread}{episodes}")
 
     def message(self, text: str, level: Level = "info") -> None:
         if self._json:
             self._print(text, level)
         else:
             prefix = "" if level == "info" else f"{level}: "
-            self._print(f"{clock(self._status.elapsed_seconds)}  {prefix}{brief(text, level)}")
+            self._print(f"{clock(self._status.shown_seconds)}  {prefix}{brief(text, level)}")
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         self._print(closing_line(summary).plain, "error" if summary.get("stopped_by") == "error" else "info")
@@ -123,7 +123,7 @@ def title(config: Config) -> str:
 def line(status: RunStatus) -> str:
     """One status as one line of text."""
     parts = [
-        clock(status.elapsed_seconds),
+        clock(status.shown_seconds),
         f"{status.phase:<10}",
         f"steps {count(status.env_steps)} ({count(status.env_steps_per_second)}/s)",
         f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)",
@@ -138,7 +138,7 @@ def line(status: RunStatus) -> str:
         parts.append(lost.plain)
     if status.trouble:
         parts.append(weights_behind(status))
-    if status.eta_seconds is not None:
+    if status.eta_seconds is not None and not status.ending_seconds:
         parts.append(f"{clock(status.eta_seconds)} left")
     return "  ".join(parts)
 

@@ -91,6 +91,8 @@ class RunStatus:
     phase: Phase = "starting"
     elapsed_seconds: float = 0.0
     """Seconds of training: since the first environment step; 0 before it."""
+    ending_seconds: float = 0.0
+    """Seconds since training ended: of the last checkpoint and the final evaluations."""
     startup_seconds: float = 0.0
     """Seconds from the command to the first environment step (still growing before it)."""
     env_steps: int = 0
@@ -148,6 +150,11 @@ class RunStatus:
     """0 … 1 towards whichever of the stop rules is nearest; None when no rule allows an estimate."""
     eta_seconds: float | None = None
     """Seconds until that rule stops the run, at the present rates; None: unknown."""
+
+    @property
+    def shown_seconds(self) -> float:
+        """What a clock shows, that goes on while a run ends."""
+        return self.elapsed_seconds + self.ending_seconds
 
     @property
     def axis_steps(self) -> int:
