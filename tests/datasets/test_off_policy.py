@@ -24,8 +24,6 @@ from apexrl.evaluation.off_policy.fitted_q import Fit, Recorded, fitted_q
 from apexrl.protocols import Acted
 from apexrl.spec import ActionSpec, EnvSpec, Field
 
-pytest.importorskip("minari")
-
 GAMMA, LENGTH = 0.8, 6
 
 

@@ -28,8 +28,6 @@ from apexrl.replay import Replay
 from apexrl.run.folder import RunFolder
 from apexrl.spec import Field
 
-pytest.importorskip("minari")
-
 TRUST = ("--trust", "apexrl.envs.toy")
 
 

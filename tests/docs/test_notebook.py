@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_curve.ipynb"
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's libraries
 def test_the_notebook_shows_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient, nbformat = import_module("nbclient"), import_module("nbformat")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
     here = Path(shutil.copy(NOTEBOOK, tmp_path))

@@ -57,7 +57,7 @@ def picture_of(env: gym.Env[Any, Any]) -> NDArray[np.uint8]:
     """
     try:
         picture: Any = env.render()
-    except NotImplementedError as error:  # Gymnasium's own, of an environment that has no render()
+    except NotImplementedError as error:  # what Gymnasium raises where an environment has no render()
         raise EnvError(f"it has no render(): {_PICTURES}") from error
     if not isinstance(picture, np.ndarray) or picture.ndim != 3:
         raise EnvError(f"it renders no picture: {_PICTURES}")
