@@ -320,7 +320,7 @@ class Segment {
   void map(size_t size, bool fresh, size_t at_once) {
     if (fresh && ftruncate(fd_, off_t(size)) != 0)
       throw std::runtime_error("cannot reserve " + std::to_string(size) + " bytes of shared memory: " +
-                               std::strerror(errno));
+                               std::strerror(errno) + (errno == EFBIG ? " (ulimit -f says how large a file may be)" : ""));
 #if defined(F_ADD_SEALS)
     // A file that shrinks under its mappings kills whoever touches them. Files that are no memfd take no seals.
     if (fresh) fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);

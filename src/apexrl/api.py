@@ -18,8 +18,8 @@ from apexrl.errors import ConfigError, EnvError
 from apexrl.launch.placement_arguments import chosen_placement
 from apexrl.links.tcp.tls import ServerTls
 from apexrl.report.run_observers import copies, drawn, panels
-from apexrl.run.callback_observer import CallbackObserver
-from apexrl.run.callbacks import Callback, StatusFunction
+from apexrl.run.callback_observer import callback_observers
+from apexrl.run.callbacks import Callbacks
 from apexrl.run.folder import RunFolder
 from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
@@ -66,7 +66,7 @@ def train(
     config: Config | str = "",
     *,
     env: str | Callable[..., Any] | None = None,
-    callbacks: Sequence[Callback | StatusFunction] = (),
+    callbacks: Callbacks = (),
     show: bool = True,
     redis: str = "",
     run: str = "",
@@ -91,8 +91,8 @@ def train(
             given (``agent="auto"``); ``recipe="paper"`` has the numbers of the agent's paper.
         env: Gymnasium id, ``module:Id-v0``, or a callable that returns an environment (keyword arguments:
             ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
-        callbacks: objects of subclasses of ``Callback``, or functions that are called with every ``RunStatus``. They
-            are called in this process and thread; one that answers True or a reason stops the run.
+        callbacks: an object of a subclass of ``Callback``, or a function that is called with every ``RunStatus``; or a
+            list of these. They are called in this process and thread; one that answers True or a reason stops the run.
         show: print a live panel on a terminal, plain lines elsewhere; False: print nothing.
         redis: URL of a Redis server, through which other hosts join with ``apexrl actor`` or ``apexrl.join``.
         run: the run's name on that server (default: the name of its folder).
@@ -136,7 +136,7 @@ def train(
     if env is not None:
         overrides["env"] = env
     log_format = overrides.get("log_format", config.log_format if isinstance(config, Config) else "text")
-    observers: list[Observer] = [*panels(show, log_format), *map(CallbackObserver, callbacks)]
+    observers: list[Observer] = [*panels(show, log_format), *callback_observers(callbacks)]
     placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]
     config = start_of(config, overrides, placed, partial(_tell, observers))
     overrides.pop("agent", None)  # it has that, or what was chosen for "auto"
@@ -150,7 +150,7 @@ def train(
 def resume(
     path: str | Path,
     *,
-    callbacks: Sequence[Callback | StatusFunction] = (),
+    callbacks: Callbacks = (),
     show: bool = True,
     redis: str = "",
     run: str = "",
@@ -190,7 +190,7 @@ def resume(
     config = convert.override(folder.config(), in_range(overrides, isinstance(placement, Ray)))
     config = entrusted(config, (*_given(trust), *named(overrides)), str(folder.config_path))
     config = validate(config, overrides, elsewhere=bool(listen))
-    observers = [*panels(show, config.log_format), *map(CallbackObserver, callbacks)]
+    observers = [*panels(show, config.log_format), *callback_observers(callbacks)]
     return _run(config, observers=observers, resume=folder.path, placement=placement, checkpoint_url=checkpoint_url)
 
 

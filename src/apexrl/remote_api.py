@@ -11,8 +11,8 @@ from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.report.run_observers import copies, drawn, panels
-from apexrl.run.callback_observer import CallbackObserver
-from apexrl.run.callbacks import Callback, StatusFunction
+from apexrl.run.callback_observer import callback_observers
+from apexrl.run.callbacks import Callbacks
 from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
@@ -28,7 +28,7 @@ def join(
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
     token: str = "",
-    callbacks: Sequence[Callback | StatusFunction] = (),
+    callbacks: Callbacks = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -83,7 +83,7 @@ def join_envs(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
-    callbacks: Sequence[Callback | StatusFunction] = (),
+    callbacks: Callbacks = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -130,7 +130,7 @@ def stand_by(
     token: str = "",
     trust: Sequence[str] = (),
     checkpoint_url: str = "",
-    callbacks: Sequence[Callback | StatusFunction] = (),
+    callbacks: Callbacks = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -161,7 +161,7 @@ def stand_by(
     """
     from apexrl import launch
 
-    watching: list[Observer] = [*panels(show, log_format), *observers, *map(CallbackObserver, callbacks)]
+    watching: list[Observer] = [*panels(show, log_format), *observers, *callback_observers(callbacks)]
     if checkpoint_url:
         watching.append(copies(checkpoint_url))
     folder = FolderObserver(on_folder)
@@ -173,13 +173,13 @@ def stand_by(
 
 def _observed(
     run_here: Callable[[Sequence[Observer]], dict[str, Any]],
-    callbacks: Sequence[Callback | StatusFunction],
+    callbacks: Callbacks,
     shown: Sequence[Observer],
     observers: Sequence[Observer],
     on_folder: Callable[[Path], None] | None,
 ) -> Run:
     """Run this host's part to its end, watched by the panel, the observers and the callbacks."""
     folder = FolderObserver(on_folder)
-    summary = run_here([folder, *shown, *observers, *map(CallbackObserver, callbacks)])
+    summary = run_here([folder, *shown, *observers, *callback_observers(callbacks)])
     assert folder.path is not None, "launch reported no folder to its observers"
     return Run(folder.path, summary)

@@ -106,6 +106,23 @@ def test_a_saved_replay_is_a_dataset(run: Path, tmp_path: Path, capsys: pytest.C
         assert bool(one.terminated[-1]) == (one.reward[-1] > 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "clip", "text"),
+    [
+        ({"n_step": 3}, 0.0, r"transitions of 3 steps: .* Train with --n-step 1, or"),
+        ({"n_step": 1}, 1.0, r"rewards clipped to 1: .* Train with --reward-clip 0, or"),
+        ({"n_step": 3}, 1.0, r"transitions of 3 steps and rewards clipped to 1: .* --n-step 1 --reward-clip 0, or"),
+        ({"kind": "unroll", "length": 4}, 0.0, r"holds unrolls: "),
+    ],
+)
+def test_a_replay_of_other_items_is_refused(options: dict[str, Any], clip: float, text: str, tmp_path: Path) -> None:
+    fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
+    with Replay(10, fields, **{"kind": "transition", **options}) as replay:
+        replay.save(tmp_path / "replay")
+    with pytest.raises(ConfigError, match=text):
+        saved(tmp_path / "replay", override(Config(), {"reward_clip": clip}), tmp_path / "to")
+
+
 def test_a_replay_without_discounts_is_refused(tmp_path: Path) -> None:
     """Every step would count as an end."""
     fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
@@ -122,13 +139,53 @@ def test_pieces_of_a_replay_are_what_was_filled_into_it(tmp_path: Path) -> None:
     fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
     options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
     with filled_replay(where, Dataset(where).spec, "version", 0.0, **options) as replay:
-        found = list(pieces(replay))
-    assert sum(one.steps for one in found) == sum(one.steps for one in episodes)
-    for what in ("action", "reward", "terminated"):
-        np.testing.assert_array_equal(
-            np.concatenate([getattr(one, what) for one in found]),
-            np.concatenate([getattr(one, what) for one in episodes]),
+        found = list(pieces(replay, 1))
+    assert steps_of(found) == steps_of(episodes)
+    assert len(found) <= len(episodes)
+
+
+def steps_of(episodes: list[Episode]) -> list[tuple[float, ...]]:
+    """All, in order of their values."""
+    return sorted(
+        step
+        for one in episodes
+        for step in zip(
+            one.observation["observation"][:-1].tolist(),
+            one.action.tolist(),
+            one.reward.tolist(),
+            one.terminated.tolist(),
+            one.observation["observation"][1:].tolist(),
+            strict=True,
         )
+    )
+
+
+def test_an_episode_goes_on_in_another_chunk() -> None:
+    """Steps of several environments lie in a replay chunk by chunk, in turn."""
+    fields = {"observation": Field((), "float32"), "action": Field((), "int64")}
+    numbers, last = np.arange(3), 400
+    with Replay(2000, fields, kind="transition", n_step=1, gamma=0.9) as replay:
+        assert replay.stats()["chunk"] * 3 < last
+        writer = replay.writer(streams=3)
+        for step in range(last + 1):
+            cut, ended = numbers == 1, numbers != 1
+            at_end = np.full(3, step == last - 1)
+            writer.append(
+                {
+                    "observation": (1000 * numbers + step).astype(np.float32),
+                    "action": numbers,
+                    "reward": np.ones(3, np.float32),
+                    "terminated": at_end & ended,
+                    "truncated": at_end & cut,
+                }
+            )
+        found = {int(one.action[0]): one for one in pieces(replay, 3)}
+        assert sum(one.steps for one in pieces(replay, 1)) == 3 * last, "it is cut, and nothing is lost"
+    for number in numbers.tolist():
+        one = found[number]
+        assert one.observation["observation"].tolist() == [1000 * number + step for step in range(last + 1)]
+        assert (one.action == number).all()
+        assert (one.terminated.sum(), one.truncated.sum()) == (number != 1, number == 1)
 
 
 def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> None:
@@ -142,7 +199,7 @@ def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> N
     fields = {**spec.observation, "action": Field((2,), "float32")}
     options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
     with filled_replay(str(tmp_path / "d"), spec, "version", 0.0, **options) as replay:
-        (found,) = pieces(replay)
+        (found,) = pieces(replay, 1)
     for name, values in seen.items():
         np.testing.assert_array_equal(found.observation[name], values)
     np.testing.assert_array_equal(found.action, action)

@@ -66,6 +66,87 @@ def test_an_agent_that_appears_later_has_no_final_observation_behind_it() -> Non
     assert steps[2].truncated.all()
 
 
+def test_a_reset_in_mid_episode_begins_the_part_of_everybody() -> None:
+    env = make_vector(EnvConfig(env=GAME, env_kwargs={"late": {"short": 1}}), 2, 1)
+    first = {name: array.copy() for name, array in env.reset().items()}
+    for _ in range(2):
+        env.step(np.array([1, 1]))
+    again = env.reset()
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in first.items()
+    }
+    steps = [env.step(np.array([1, 1])) for _ in range(6)]
+    told = {episode.env: episode.metrics for step in steps for episode in step.episodes}
+    assert told == {0: {"return/short": 2.0}, 1: {"return/long": 5.0}}
+    assert [step.idle.tolist() for step in steps[:2]] == [[True, False], [False, False]]
+
+
+def test_others_play_until_a_learned_agent_appears() -> None:
+    late = EnvConfig(
+        env=GAME, env_kwargs={"lengths": {"short": 9, "long": 2}, "late": {"long": 3}}, learned_agents=("long",)
+    )
+    first, steps = played(late, [[1]] * 6)
+    assert not first["observation"].any()
+    assert [step.idle.tolist() for step in steps[:5]] == [[True]] * 3 + [[False]] * 2
+    assert [step.starts.tolist() for step in steps[:5]] == [[False], [False], [True], [False], [False]]
+    assert [step.reward[0] for step in steps[3:5]] == [1.0, 1.0]
+    assert steps[4].terminated[0]
+    assert steps[2].observation["observation"][0].tolist() == [0, 2, 1, 3], "three steps of the other one"
+
+
+@pytest.mark.parametrize("limit", [2, 10**9])
+def test_a_learned_agent_that_never_appears_is_named(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.envs.agent_rows.MOST_TURNS", 200)
+    kwargs = {"lengths": {"short": 10**9, "long": 2}, "late": {"long": 10**9}, "limit": limit}
+    env = make_vector(EnvConfig(env=GAME, env_kwargs=kwargs, learned_agents=("long",)), 1, 1)
+    env.reset()
+    with pytest.raises(EnvError, match=r"none of them appeared in .*--learned-agents long"):
+        for _ in range(400):
+            env.step(np.array([1]))
+
+
+class Lingers:
+    """Of two agents that stay listed until both have ended."""
+
+    def __init__(self, blind: bool = False) -> None:
+        self._inner, self._blind = agent_toys.Corridors({"a": 1, "b": 3}), blind
+        self._ended: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def agents(self) -> list[str]:
+        return ["a", "b"] if self._inner.agents else []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return self._inner.reset(seed)
+
+    def step(self, actions: Any) -> Any:
+        seen, *rest = self._inner.step(actions)
+        return {agent: one for agent, one in seen.items() if not self._blind or agent != "a"}, *rest
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_an_agent_that_others_play_may_stay_listed_after_its_end(blind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_toys, "parallel_env", lambda: Lingers(blind))
+    env = make_vector(EnvConfig(env=GAME, learned_agents=("b",)), 1, 1, players=lambda seed: Onward())
+    env.reset()
+    steps = [env.step(np.array([1])) for _ in range(5)]
+    assert [step.reward[0] for step in steps] == [1.0, 1.0, 1.0, 0.0, 1.0]
+    assert [step.terminated[0] for step in steps] == [False, False, True, False, False]
+
+
+class Onward:
+    """Plays action 1 for everybody."""
+
+    def draw(self, agents: Any) -> dict[str, str]:
+        return dict.fromkeys(agents, "onward")
+
+    def act(self, asked: Any, spec: Any, observations: Any) -> Any:
+        return np.ones(len(asked), np.int64)
+
+
 @pytest.mark.parametrize("team", [False, True])
 def test_an_environment_may_say_after_how_many_steps_it_is_cut(team: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """PettingZoo's families have ``max_cycles``."""
@@ -146,6 +227,14 @@ def test_a_faulty_environment_is_told(fault: str, text: str, monkeypatch: pytest
     env.reset()
     with pytest.raises(EnvError, match=text.replace("[", r"\[")):
         env.step(np.array([0, 0]))
+
+
+def test_an_agent_that_others_play_must_be_shown_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_toys, "parallel_env", lambda: Odd("shows nothing"))
+    env = make_vector(EnvConfig(env=GAME, learned_agents=("a",)), 1, 1)
+    env.reset()
+    with pytest.raises(EnvError, match="shows nothing to agent 'b', which is to act"):
+        env.step(np.array([0]))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
 from apexrl.envs.board_games import BoardGame, env
 from apexrl.envs.players import Asked
+from apexrl.envs.seat_rows import SeatRows
 from apexrl.errors import EnvError
 
 GAME = "apexrl.envs.board_games:env"
@@ -32,7 +33,8 @@ class First:
     def act(self, asked: Sequence[Asked], spec: Any, observations: Any) -> Any:
         self.asked.append(list(asked))
         self.seen.append(observations)
-        return np.argmax(observations["observation/action_mask"], axis=1)
+        masks = observations.get("observation/action_mask")
+        return np.zeros(len(asked), np.int64) if masks is None else np.argmax(masks, axis=1)
 
 
 def games(count: int, **config: Any) -> tuple[Any, First]:
@@ -89,6 +91,57 @@ def test_rewards_are_the_games_results() -> None:
             found.append(episode.metrics["won"])
             assert step.reward[episode.env] == {1.0: 1.0, 0.5: 0.0, 0.0: -1.0}[found[-1]]
     assert set(found) == {0.0, 0.5, 1.0}, "won, drawn and lost"
+
+
+class Thirds:
+    """Three agents have one turn each, and get 1, 0 and 0 for it, or as it is said."""
+
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, rewards: tuple[float, ...] = (1.0, 0.0, 0.0)) -> None:
+        self._all = dict(zip(self.possible_agents, rewards, strict=True))
+
+    def observation_space(self, agent: str) -> Any:
+        return Discrete(2)
+
+    def action_space(self, agent: str) -> Any:
+        return Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self._turn = list(self.possible_agents), 0
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+
+    @property
+    def agent_selection(self) -> str:
+        return self.agents[0]
+
+    def last(self) -> tuple[Any, ...]:
+        ended = self._turn >= 3
+        return 0, self.rewards[self.agents[0]], ended, False, {}
+
+    def step(self, action: Any) -> None:
+        if action is None:
+            self.agents.pop(0)
+            return
+        self._turn += 1
+        self.agents.append(self.agents.pop(0))
+        self.rewards = self._all if self._turn == 3 else dict.fromkeys(self.agents, 0.0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rewards", "won"), [((1, 0, 0), 1.0), ((0, 1, 0), 0.25), ((0, 1, -1), 0.5), ((0, 0, 0), 0.5), ((0, 1, 1), 0.0)]
+)
+def test_of_several_others_each_one_that_is_beaten_counts(rewards: tuple[float, ...], won: float) -> None:
+    """So equals win half, as Elo has it."""
+    rows = SeatRows([Thirds(rewards)], "thirds", ["a"], First())
+    rows.reset([1])
+    rows.send(np.array([0]), np.zeros(1, np.bool_))
+    received = rows.receive()
+    assert received is not None
+    assert received.metrics == {0: {"return/a": float(rewards[0]), "won": won}}
 
 
 def test_agents_that_are_not_learned_never_have_a_row() -> None:

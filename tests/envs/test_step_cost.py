@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -12,8 +11,7 @@ import pytest
 
 from apexrl.config import EnvConfig
 from apexrl.envs import make_vector
-from apexrl.envs.step_cost import StepCost, moment, step_cost
-from apexrl.shared.thread_seconds import ThreadSeconds
+from apexrl.envs.step_cost import StepCost, step_cost
 
 
 class Simulator(gym.Env[Any, Any]):
@@ -86,10 +84,3 @@ def test_others_are_stepped_one_after_the_other_and_made_once(kwargs: dict[str, 
     assert vector.lockstep
     assert Simulator.made == 3
     vector.close()
-
-
-def test_time_without_a_core_is_in_the_clock_and_in_the_count_or_in_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, counts = iter([10.0, 15.0]), (ThreadSeconds(1.0, queued) for queued in (0.0, 5.0, 5.0))
-    monkeypatch.setattr("apexrl.envs.step_cost.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr("apexrl.envs.step_cost.thread_seconds", lambda: next(counts))
-    assert moment() == (15.0, 1.0, 5.0), "for 5 s it had none, behind the first look at the clock"

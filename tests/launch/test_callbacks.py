@@ -23,7 +23,7 @@ from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
 from apexrl.run import callback_observer, checkpoint
-from apexrl.run.callback_observer import CallbackObserver
+from apexrl.run.callback_observer import CallbackObserver, callback_observers
 from apexrl.run.callbacks import Callback, CheckpointReport, EndedEpisodes, EvaluationReport
 from apexrl.run.episode_metrics import MOST_NAMES
 from apexrl.run.folder import RunFolder
@@ -245,6 +245,15 @@ def test_a_callback_that_takes_long_is_told(
     ledger.close()
     (text,) = said  # once, and of the one that it is
     assert "slow has been at work for 0.1 s" in text
+
+
+def test_one_callback_needs_no_list() -> None:
+    def once(status: Any) -> None: ...
+
+    assert len(callback_observers(once)) == len(callback_observers(Remembering())) == 1
+    assert len(callback_observers([once, Remembering()])) == 2
+    with pytest.raises(ConfigError, match="write Remembering\\(\\)"):
+        callback_observers(Remembering)  # type: ignore[arg-type]
 
 
 def test_what_is_no_callback_is_refused() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from apexrl.config import Config
 from apexrl.config.convert import override
-from apexrl.envs import step_cost
 from apexrl.errors import EnvError, SpecError
 from apexrl.launch import env_look
 from apexrl.launch.env_look import env_facts
@@ -183,7 +182,7 @@ def test_time_in_which_other_work_had_the_core_makes_no_step_slow(monkeypatch: p
     sleeps = config(Sleeps, env_kwargs={"seconds": 0.01}, serial=True)
     alone = env_facts(sleeps, measure=True).step_seconds
     waited = lambda: ThreadSeconds(0.0, time.perf_counter())  # noqa: E731  # for a core, all the time
-    monkeypatch.setattr(step_cost, "thread_seconds", waited)
+    monkeypatch.setattr("apexrl.shared.thread_seconds.thread_seconds", waited)
     beside = env_facts(sleeps, measure=True).step_seconds
     assert alone is not None
     assert beside is not None

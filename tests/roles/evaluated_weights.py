@@ -110,3 +110,10 @@ def measured(stage: Any, settings: EvaluatorConfig, versions: int, hurry: bool =
         evaluator._send = lambda *_: setattr(stage.run, "hurried", True)  # type: ignore[method-assign]
     evaluator.close()
     return trials
+
+
+def earlier(evaluator: Evaluator, seconds: float) -> None:
+    """As if the trial under way had begun so many seconds earlier."""
+    trial = evaluator._trial
+    assert trial is not None
+    trial._began = trial._began._replace(clock=trial._began.clock - seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluated_weights import CONFIG, Still, Trials, evaluate, publish, published
+from evaluated_weights import CONFIG, Still, Trials, earlier, evaluate, publish, published
 
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, ReplayConfig
 from apexrl.config.convert import check_values
@@ -149,7 +149,7 @@ def test_where_no_episode_ends_those_that_wait_are_given_up(stage: Any) -> None:
         stage.run.totals["env_steps"] += 1000
         publish(weights, spec, version)
         evaluator.step()
-    evaluator._trial._began -= 3600.0  # type: ignore[union-attr]
+    earlier(evaluator, 3600.0)
     evaluator.close()
     assert not stage.values("evaluation")
     assert stage.run.totals["missed_evaluations"] == 6

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from evaluated_weights import CONFIG, Round, evaluate, publish, published
+from evaluated_weights import CONFIG, Round, earlier, evaluate, publish, published
 
 from apexrl.config import ActorConfig, EnvConfig, StopConfig
 from apexrl.roles import Evaluator
@@ -25,7 +25,7 @@ def test_final_evaluations_play_fewer_episodes_where_they_are_slow(
     evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
     evaluator.step()
     assert evaluator._trial is not None
-    evaluator._trial._began -= 39.0  # nearly ten seconds for a step of each of the four environments
+    earlier(evaluator, 39.0)  # nearly ten seconds for a step of each of the four environments
     stage.run.totals.update(episodes=ended, env_steps=ended)  # of one step each; none: the limit of 500 is expected
     publish(weights, spec, 2, seed=9)
     evaluator.close()

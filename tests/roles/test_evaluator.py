@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from evaluated_weights import CONFIG, Round, Still, evaluate, make, measured, publish, published
+from evaluated_weights import CONFIG, Round, Still, earlier, evaluate, make, measured, publish, published
 
 from apexrl.agents import agent_class
 from apexrl.config import ActorConfig, EnvConfig, EvaluatorConfig
@@ -219,11 +219,13 @@ def test_the_same_weights_are_measured_once_and_periods_are_kept(stage: Any) -> 
 def test_an_evaluation_that_waited_for_a_core_is_followed_by_a_longer_rest(
     stage: Any, monkeypatch: pytest.MonkeyPatch, serial: bool, rest: int
 ) -> None:
-    waits = iter([10.0, 16.0, 16.0, 16.0])  # of the first evaluation six seconds, of the second none
-    monkeypatch.setattr("apexrl.roles.trial.thread_seconds", lambda: ThreadSeconds(0.0, next(waits)))
+    waited = [10.0]
+    monkeypatch.setattr("apexrl.shared.thread_seconds.thread_seconds", lambda: ThreadSeconds(0.0, waited[0]))
     spec, weights = published(1)
     config = replace(CONFIG, serial=serial)
     evaluator = Evaluator(stage.context("evaluator"), config=config, spec=spec, weights=weights)
+    assert evaluator.step()
+    waited[0] += 6.0
     evaluate(evaluator)
     publish(weights, spec, 2, seed=9)
     seconds = 0
@@ -281,7 +283,7 @@ def test_an_evaluation_without_an_end_warns_once_where_no_episode_of_the_run_has
     evaluator = Evaluator(stage.context("evaluator"), config=CONFIG, spec=spec, weights=weights)
     evaluator.step()
     assert evaluator._trial is not None
-    evaluator._trial._began -= 100.0
+    earlier(evaluator, 100.0)
     stage.run.totals["env_steps"] = 12_345
     evaluator.step()
     evaluator.step()

@@ -80,8 +80,19 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "other")
     with pytest.raises(ConfigError, match=r"holds no config.toml. Runs in .*: cartpole-1"):
         RunFolder.open(tmp_path)
+    (tmp_path / "folder" / "config.toml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"its config.toml is a folder. Runs in .*: cartpole-1$"):
+        RunFolder.open(tmp_path / "folder")
     with pytest.raises(ConfigError, match=r"config.toml is a file: give the folder of a run, as .*cartpole-1$"):
         RunFolder.open(tmp_path / "cartpole-1" / "config.toml")
+
+
+def test_a_damaged_summary_says_what_to_do(tmp_path: Path) -> None:
+    folder = new_folder(Config(out=str(tmp_path), name="cut"))
+    assert folder.summary() == {}
+    folder.summary_path.write_text('{"stopped_by": "minu')
+    with pytest.raises(SnapshotError, match=r"summary.json cannot be read .*: delete it, and the run counts as one"):
+        folder.summary()
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# Written by apexrl\n\n"])

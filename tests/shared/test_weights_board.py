@@ -7,11 +7,12 @@ import os
 import pickle
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from apexrl.errors import SpecError
+from apexrl.errors import ConfigError, SpecError
 from apexrl.shared.weights_board import InlineWeights, WeightsBoard
 
 FORK = multiprocessing.get_context("fork")
@@ -79,3 +80,12 @@ def test_reads_are_never_torn_and_a_killed_publisher_blocks_nobody():
         process.join(5)
     board.publish(weights(version + 10**6), version + 10**6)
     assert reader.latest(version)[0] == version + 10**6
+
+
+def test_a_board_that_cannot_be_had_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> None:
+        raise RuntimeError(f"cannot reserve {nbytes} bytes of shared memory: File too large")
+
+    monkeypatch.setattr("apexrl.shared.weights_board._native", SimpleNamespace(Board=SimpleNamespace(create=refuse)))
+    with pytest.raises(ConfigError, match="cannot create a board of weights: cannot reserve 100 bytes"):
+        WeightsBoard(100)

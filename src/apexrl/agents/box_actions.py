@@ -38,7 +38,7 @@ class ActionBox:
         if not action.box:
             raise AgentError(
                 f"{agent} is for Box actions, but this environment takes discrete ones; use an agent for those, such "
-                "as dueling_dqn or discrete_sac: apexrl list agents"
+                "as dueling_dqn, discrete_sac, or from a dataset discrete_cql: apexrl list agents"
             )
         self.shape = action.shape
         low, high = cast("Floats", action.low), cast("Floats", action.high)

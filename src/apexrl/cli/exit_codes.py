@@ -24,11 +24,13 @@ class Meaning(NamedTuple):
 EXIT_CODES: Final[Mapping[int, Meaning]] = {
     OK: Meaning("done; of a standby: the run has ended without it", "no"),
     FAILED: Meaning(
-        "the run failed; `compare`: a run failed; `sweep`: no trial came to its end; `status`, `stop`, `drain`, "
-        "`scale`: there is no such run or host, or it did not happen within the time",
+        "the run failed, or a file of it is damaged; `compare`: a run failed; `sweep`: no trial came to its end; "
+        "`status`, `stop`, `drain`, `scale`: there is no such run or host, or it did not happen within the time",
         "yes, a few times",
     ),
-    USAGE: Meaning("the command, or the run folder, cannot be understood, or an extra is not installed", "no"),
+    USAGE: Meaning(
+        "the command, or the settings of a run folder, cannot be understood, or an extra is not installed", "no"
+    ),
     FOUND: Meaning("`apexrl doctor`: at least one cause was named", "no"),
     HELD: Meaning("another living process trains this run, or the host was drained from it (`apexrl drain`)", "later"),
     INTERRUPTED: Meaning("stopped by a signal, after checkpoint and summary", "yes, unless you stopped it"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -36,6 +36,9 @@ AGENT, STATE = "agent", GLOBAL_STATE.removeprefix(f"{OBSERVATION}/")
 
 ALONE = "obs"
 """Entry of an observation that was no ``Dict`` before."""
+
+MOST_TURNS = 100_000  # of others between two turns of a learned agent
+EMPTY_GAMES = 100  # in a row in which no learned agent has a turn
 
 MOST_NAMED = 16
 """Agents whose returns are told one by one; of more, those with the same name but for its number are told together."""
@@ -124,8 +127,8 @@ class AgentRows:
         name: of the environment, for errors.
         agents: k of them, in the order of the rows.
         show: adds to observations, one for each environment.
-        others: plays the other agents; None: there are none. What remains of an episode when all k have ended is not
-            played.
+        others: plays the other agents; None: there are none. They play until one of the k appears. What remains of an
+            episode when all k have ended is not played.
         call: entered around every call.
         info_metrics: keys of an agent's info that are told of an episode (``told_metrics``).
         limit: environment steps after which all agents are truncated; 0: none.
@@ -155,6 +158,8 @@ class AgentRows:
         self.time_limit = time_limit(envs[0])
         self.agents, self._others = tuple(agents), others
         self._shown: list[dict[str, Any]] = [{} for _ in envs]  # to agents that others play
+        self._left: list[set[str]] = [set() for _ in envs]  # of these agents, who ended and is still listed
+        self._empty_games = [0 for _ in envs]  # in a row in which none of the k appeared
         self.num_envs = len(envs) * len(self.agents)
         self.observation_space, self.action_space = show[0].observation_space, show[0].action_space
         self.leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space, lengths)
@@ -185,9 +190,8 @@ class AgentRows:
         with self._call():
             played = self._played() if self._others is not None else {}
             for number in range(len(self._envs)):
-                first = number * k
-                if self._lives[first : first + k].any():
-                    self._step(number, chosen[first : first + k], rows, played.get(number, {}))
+                if self._goes_on(number):
+                    self._step(number, chosen[number * k : (number + 1) * k], rows, played.get(number, {}))
                 else:
                     self._begin(number, None, rows)
         self._finish(rows)
@@ -212,16 +216,40 @@ class AgentRows:
         refuse_not_finite(rows, self.leaves, self._name)
         self._last = rows.observation
 
+    def _goes_on(self, number: int) -> bool:
+        """Whether an episode is played on: an agent lives, or others play until the first one appears.
+
+        Raises:
+            EnvError: they have played for too long.
+        """
+        if self._lives[number * len(self.agents) : (number + 1) * len(self.agents)].any():
+            return True
+        if not self._empty_games[number] or not self._envs[number].agents or self._at_limit(number):
+            return False
+        if self._steps[number] >= MOST_TURNS:
+            self._refuse_absent(f"none of them appeared in {MOST_TURNS:,} steps of environment {number}")
+        return True
+
+    def _refuse_absent(self, why: str) -> NoReturn:
+        raise EnvError(f"{self._name}: {why}: leave out --learned-agents {' '.join(self.agents)}, or learn others, too")
+
+    def _at_limit(self, number: int) -> bool:
+        return bool(self._limit) and self._steps[number] >= self._limit
+
     def _begin(self, number: int, seed: int | None, rows: Rows) -> None:
         """Begin an episode: whoever is there takes part."""
         with blame(self._name, "reset", number):
             observations, _ = self._envs[number].reset(seed=seed)
         if self._others is not None:
             self._others.begin(number, *self.agents)
-        self._steps[number] = 0
-        self._lingers[number * len(self.agents) : (number + 1) * len(self.agents)] = False
+        self._steps[number], self._left[number] = 0, set()
+        for noted in (self._lives, self._lingers):
+            noted[number * len(self.agents) : (number + 1) * len(self.agents)] = False
         if not self._envs[number].agents:
             raise EnvError(f"{self._name}: environment {number} has no agent after its reset()")
+        if self._empty_games[number] >= EMPTY_GAMES:
+            self._refuse_absent(f"none of them appeared in {EMPTY_GAMES} episodes in a row of environment {number}")
+        self._empty_games[number] += 1
         self._appear(number, observations, rows)
 
     def _appear(self, number: int, observations: Mapping[str, Any], rows: Rows) -> None:
@@ -230,13 +258,20 @@ class AgentRows:
         assert waiting is not None
         here = self._envs[number].agents
         if self._others is not None:
-            self._shown[number] = {agent: observations[agent] for agent in here if agent not in self._rows_of}
+            self._left[number].intersection_update(here)
+            others = [agent for agent in here if agent not in self._rows_of and agent not in self._left[number]]
+            if blind := [agent for agent in others if agent not in observations]:
+                raise EnvError(
+                    f"{self._name}: environment {number} shows nothing to agent {blind[0]!r}, which is to act"
+                )
+            self._shown[number] = {agent: observations[agent] for agent in others}
             here = [agent for agent in here if agent in self._rows_of]
         listed = [first + self._row_of(agent) for agent in here]
         self._lingers[first : first + len(self.agents)] &= np.isin(np.arange(first, first + len(self.agents)), listed)
         for agent, row in zip(here, listed, strict=True):
             if not self._lives[row] and waiting[row] and not self._lingers[row]:
                 self._lives[row], self._returns[row], waiting[row] = True, 0.0, False
+                self._empty_games[number] = 0
                 rows.reward[row] = 0.0
                 self._store(number, agent, row, observations, rows)
 
@@ -244,9 +279,8 @@ class AgentRows:
         """The actions of agents that others play, by environment."""
         assert self._others is not None
         asked, seen = [], []
-        k = len(self.agents)
         for number in range(len(self._envs)):
-            if self._lives[number * k : (number + 1) * k].any():
+            if self._goes_on(number):
                 for agent, observation in self._shown[number].items():
                     asked.append(self._others.asked(number, agent))
                     seen.append(self._others.shown(number, agent, observation))
@@ -261,7 +295,8 @@ class AgentRows:
         with blame(self._name, "step", number):
             observations, rewards, terminated, truncated, infos = env.step({**acting, **played})
         self._steps[number] += 1
-        cut = bool(self._limit) and self._steps[number] >= self._limit
+        cut = self._at_limit(number)
+        self._left[number].update(agent for agent in played if terminated.get(agent) or truncated.get(agent))
         assert rows.waiting is not None
         assert rows.metrics is not None
         for agent in acting:

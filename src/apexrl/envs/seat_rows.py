@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.envs.action_spaces import action_spec
-from apexrl.envs.agent_rows import Shown, store, time_limit, told_names
+from apexrl.envs.agent_rows import EMPTY_GAMES, MOST_TURNS, Shown, store, time_limit, told_names
 from apexrl.envs.lockstep import (
     Bools,
     EnvCall,
@@ -31,10 +31,7 @@ from apexrl.space_values import LengthLimit
 from apexrl.spec import Array
 
 WON = "won"
-"""Metric of a game: 1 where the learned agent has the highest return, ½ where others have it too, else 0."""
-
-MOST_TURNS = 100_000  # of others between two turns of the learned agent
-_EMPTY_GAMES = 100  # in a row that end before its first turn
+"""Metric of a game: the share of the others whose return the learned agent's is above; equal ones count ½."""
 
 
 class SeatRows:
@@ -121,7 +118,7 @@ class SeatRows:
     def _begin(self, numbers: Sequence[int], rows: Rows, seeds: Sequence[int] | None = None) -> None:
         """Begin games, up to the first turn of the learned agent. One that ends before it is played again."""
         left = list(numbers)
-        for _ in range(_EMPTY_GAMES):
+        for _ in range(EMPTY_GAMES):
             for number in left:
                 self._seats[number] = self._learned[self._played[number] % len(self._learned)]
                 self._played[number] += 1
@@ -140,7 +137,7 @@ class SeatRows:
                 return
             seeds = None
         raise EnvError(
-            f"{self._name}: {_EMPTY_GAMES} games in a row ended before agent {self._seats[left[0]]!r} had a "
+            f"{self._name}: {EMPTY_GAMES} games in a row ended before agent {self._seats[left[0]]!r} had a "
             "turn: leave it out of --learned-agents"
         )
 
@@ -204,6 +201,5 @@ class SeatRows:
         """The metrics of a game that has ended for its learned agent."""
         totals, seat = self._totals[number], self._seats[number]
         own = totals.get(seat, 0.0)
-        others = max((total for agent, total in totals.items() if agent != seat), default=own)
-        won = 1.0 if own > others else 0.5 if own == others else 0.0
-        return {self._told[seat]: own, WON: won}
+        beaten = [1.0 if own > total else 0.5 if own == total else 0.0 for one, total in totals.items() if one != seat]
+        return {self._told[seat]: own, WON: sum(beaten) / len(beaten) if beaten else 0.5}

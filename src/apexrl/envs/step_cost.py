@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from apexrl.envs.action_masks import random_action
 from apexrl.envs.lockstep import EnvCall
-from apexrl.shared.thread_seconds import thread_seconds
+from apexrl.shared.thread_seconds import moment
 
 LEAST_SECONDS = 0.001
 """Of a step that is worth a thread: to hand it to one and to take it back costs a fifth of that."""
@@ -20,7 +20,6 @@ MOST_THREADS = 256
 
 _MEASURED_SECONDS = 0.1
 _MOST_STEPS = 32
-_MOST_LOOKS = 10  # at clock and counts
 _LONG_SECONDS = 1.0  # a step that takes so long is not made twice
 
 
@@ -84,26 +83,3 @@ def _steps(going: RandomSteps, call: EnvCall, most: int) -> StepCost:
     now = moment()
     own = began.own_until(now)
     return StepCost(own / steps, min(1.0, max(0.0, 1.0 - (now.computed - began.computed) / own)))
-
-
-class Moment(NamedTuple):
-    """By the clock, and by what the kernel has counted of this thread until then: seconds."""
-
-    clock: float
-    computed: float
-    queued: float
-
-    def own_until(self, later: Moment) -> float:
-        """Seconds until ``later`` in which it computed or waited, but not for a core; above 0."""
-        return max(1e-9, later.clock - self.clock - (later.queued - self.queued))
-
-
-def moment() -> Moment:
-    """Now. The thread has not lost its core between two of its numbers, as far as can be had."""
-    before = thread_seconds()
-    for _ in range(_MOST_LOOKS):
-        clock, after = time.perf_counter(), thread_seconds()
-        if after.queued == before.queued:
-            break
-        before = after
-    return Moment(clock, *after)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -99,11 +99,19 @@ def saved(path: Path, config: Config, to: Path, name: str = "") -> tuple[int, in
 
     with Replay.load(path) as replay:
         options = replay.core.options
-        if options["kind"] != "transition" or options["n_step"] != 1 or config.env.reward_clip:
+        if options["kind"] != "transition":
             raise ConfigError(
-                f"{path} holds {options['kind']}s of {options['n_step']} steps, with rewards clipped to "
-                f"{config.env.reward_clip:g}: a dataset is made of single steps and whole rewards. Train with --n-step "
-                "1 --reward-clip 0, or make one of episodes: apexrl dataset record"
+                f"{path} holds {options['kind']}s: a dataset is made of single steps. Make one of episodes: apexrl "
+                "dataset record"
+            )
+        needed = {
+            "--n-step 1": ("transitions of {:g} steps", options["n_step"], 1),
+            "--reward-clip 0": ("rewards clipped to {:g}", config.env.reward_clip, 0),
+        }
+        if wrong := {flag: text.format(value) for flag, (text, value, right) in needed.items() if value != right}:
+            raise ConfigError(
+                f"{path} holds {' and '.join(wrong.values())}: a dataset is made of single steps and whole rewards. "
+                f"Train with {' '.join(wrong)}, or make one of episodes: apexrl dataset record"
             )
         if options["gamma"] == 0:
             raise ConfigError(
@@ -111,32 +119,46 @@ def saved(path: Path, config: Config, to: Path, name: str = "") -> tuple[int, in
                 "with --gamma above 0, or make a dataset of episodes: apexrl dataset record"
             )
         about = {"algorithm_name": config.agent.agent, "description": "The replay of a run of apexrl"}
-        return _written(config, to, name, pieces(replay), about)
+        return _written(config, to, name, pieces(replay, config.actor.actors * config.actor.envs_per_actor), about)
 
 
-def pieces(replay: Any) -> Iterator[Episode]:
-    """Of a replay of single steps: what lies together of its episodes, oldest first."""
-    before: dict[str, Array] | None = None
+def pieces(replay: Any, streams: int) -> Iterator[Episode]:
+    """Of a replay of single steps: its episodes, as far as they go on in it. One is cut where no step follows.
+
+    Args:
+        streams: environments whose steps were stored at the same time. For as many pieces a chunk that goes on with
+            them is waited for.
+    """
+    waiting: dict[bytes, list[dict[str, Array]]] = {}  # pieces at the end of a chunk by what is seen next, oldest first
     rows: list[dict[str, Array]] = []
+    following, before = b"", -1  # what is seen next, and the key, of the last step
+    places = 1 << (replay.stats()["chunk"] - 1).bit_length()  # in a chunk; the place is the lowest part of a key
     for batch in replay.in_order():
         newest = {key: value[:, -1] if _stacked(replay, key) else value for key, value in batch.data.items()}
-        for at in range(len(batch)):
-            row = {key: np.array(value[at]) for key, value in newest.items()}
-            goes_on = before is not None and all(
-                np.array_equal(before[f"next_{key}"], row[key], equal_nan=row[key].dtype.kind == "f")
-                for key in row
-                if f"next_{key}" in row
-            )
-            if rows and not goes_on:
-                yield _piece(rows)
+        shown = [key for key in newest if f"next_{key}" in newest]
+        for at, key in enumerate(batch.keys.tolist()):
+            row = {name: np.array(value[at]) for name, value in newest.items()}
+            seen, in_chunk = _bytes([row[name] for name in shown]), key == before + 1 and key % places
+            if rows and not (in_chunk and seen == following):
+                if not in_chunk:
+                    rows, waiting[following] = waiting.pop(following, []), rows
+                    if not rows and len(waiting) > streams:
+                        rows = waiting.pop(next(iter(waiting)))
+                if rows:
+                    yield _piece(rows)
                 rows = []
+            if not rows and not in_chunk:
+                rows = waiting.pop(seen, [])
             rows.append(row)
-            before = None if row["discount"] == 0 else row
-            if before is None:
+            following, before = _bytes([row[f"next_{name}"] for name in shown]), key
+            if row["discount"] == 0:
                 yield _piece(rows)
                 rows = []
-    if rows:
-        yield _piece(rows)
+    yield from map(_piece, filter(None, (*waiting.values(), rows)))
+
+
+def _bytes(values: Sequence[Array]) -> bytes:
+    return b"".join(value.tobytes() for value in values)
 
 
 def _stacked(replay: Any, name: str) -> bool:

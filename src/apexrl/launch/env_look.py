@@ -115,7 +115,8 @@ def _stepped(config: Config, timed: bool) -> dict[str, Any]:
         timed: go on for ``MEASURED_SECONDS``; else that is the longest.
     """
     from apexrl.envs.make import single_env
-    from apexrl.envs.step_cost import RandomSteps, moment
+    from apexrl.envs.step_cost import RandomSteps
+    from apexrl.shared.thread_seconds import moment
 
     try:
         with single_env(config.env) as env:

@@ -384,7 +384,10 @@ class Replay:
         return Replay._around((load_chain if path.is_dir() else load)(path, check_memory, Room(writers, streams)))
 
     def close(self) -> None:
-        """In the process that created the replay: end it and wake every process that waits. Elsewhere: detach."""
+        """In the process that created the replay: end it and wake every process that waits. Elsewhere: detach.
+
+        Its memory, or its file in ``directory``, is given back when no process holds a replay or a writer of it.
+        """
         try:
             self.core.close()
         finally:

@@ -14,7 +14,7 @@ from apexrl.roles.env_arrays import zeroed
 from apexrl.roles.executed_actions import ExecutedActions, changes_actions
 from apexrl.roles.expected_returns import ExpectedReturns
 from apexrl.run.episode_metrics import Spread, Spreads
-from apexrl.shared.thread_seconds import thread_seconds
+from apexrl.shared.thread_seconds import moment
 
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
@@ -67,25 +67,29 @@ class Trial:
         self.steps = 0  # of each environment
         self._told = Spreads()
         self._expected = None if gamma is None else ExpectedReturns(agent, gamma, self._seen)
-        self._began = time.monotonic()
-        self._queued = thread_seconds().queued
+        self._began = moment()
 
     @property
     def seconds(self) -> float:
-        """Since the trial began, without those in which its thread had no core."""
-        return time.monotonic() - self._began - self.queued
+        """Since the trial began, without those in which its thread had no core; above 0."""
+        return self._began.own_until(moment())
 
     @property
     def queued(self) -> float:
         """Seconds since the trial began in which this thread could have gone on, and had no core."""
-        return thread_seconds().queued - self._queued
+        return moment().queued - self._began.queued
+
+    @property
+    def _lasted(self) -> float:
+        """Seconds since the trial began."""
+        return time.perf_counter() - self._began.clock
 
     def late(self, seconds: float) -> bool:
-        return time.monotonic() - self._began > seconds
+        return self._lasted > seconds
 
     def overdue(self) -> str:
         return (
-            f"an evaluation was given up after {time.monotonic() - self._began:.3g} s and {self.steps:,} steps of each "
+            f"an evaluation was given up after {self._lasted:.3g} s and {self.steps:,} steps of each "
             f"environment (at most --eval-timeout, less where no episode ends): {len(self.returns)} episodes ended. "
             "Give the environment a time limit, or a shorter one, with --max-episode-steps"
         )

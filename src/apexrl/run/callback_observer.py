@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from apexrl.errors import CallbackError, ConfigError
 from apexrl.run.callbacks import (
     Callback,
+    Callbacks,
     CheckpointReport,
     EndedEpisodes,
     EvaluationReport,
@@ -44,6 +45,15 @@ def interruptible() -> bool:
     """Whether the main thread has been in one call of a callback for so long that Ctrl-C should interrupt it."""
     since = _calling_since
     return since is not None and time.monotonic() - since > INTERRUPTIBLE_SECONDS
+
+
+def callback_observers(callbacks: Callbacks) -> list[CallbackObserver]:
+    """What calls them.
+
+    Raises:
+        ConfigError: one is no callback.
+    """
+    return [CallbackObserver(one) for one in (callbacks if isinstance(callbacks, Iterable) else [callbacks])]
 
 
 class CallbackObserver(IdleObserver):

@@ -98,6 +98,8 @@ class RunFolder:
             if path.is_file():
                 raise ConfigError(f"{path} is a file: give the folder of a run, as {path.parent}")
             what = "there is no such folder" if not path.is_dir() else "it holds no config.toml"
+            if (path / "config.toml").is_dir():
+                what = "its config.toml is a folder"
             raise ConfigError(f"{path} is not a run folder: {what}.{_runs_nearby(path)}")
         return cls(path)
 
@@ -154,7 +156,12 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """The last summary; empty when the run has not ended yet."""
-        return _read_json(self.summary_path) if self.summary_path.is_file() else {}
+        if not self.summary_path.is_file():
+            return {}
+        try:
+            return _read_json(self.summary_path)
+        except SnapshotError as error:
+            raise SnapshotError(f"{error}: delete it, and the run counts as one that has not ended") from error
 
     def write_spec(self, spec: EnvSpec) -> None:
         """Write the environment's observations and actions (``env_spec.json``)."""
@@ -297,7 +304,7 @@ def _runs_nearby(path: Path) -> str:
 
 
 def _run_names(folder: Path) -> list[str]:
-    return sorted(entry.parent.name for entry in folder.glob("*/config.toml"))
+    return sorted(entry.parent.name for entry in folder.glob("*/config.toml") if entry.is_file())
 
 
 def _finite(value: Any) -> Any:

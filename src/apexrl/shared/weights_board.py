@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apexrl import _native
-from apexrl.errors import SpecError
+from apexrl.errors import ConfigError, SpecError
 from apexrl.shared.segment import attach_board
 from apexrl.spec import Array
 
@@ -28,7 +28,10 @@ class WeightsBoard:
     def __init__(self, nbytes: int) -> None:
         if nbytes < 1:
             raise SpecError(f"a weights board needs at least 1 byte, not {nbytes}")
-        self._native = _native.Board.create(nbytes)
+        try:
+            self._native = _native.Board.create(nbytes)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot create a board of weights: {error}") from None
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
 
     @staticmethod

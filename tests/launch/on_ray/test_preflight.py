@@ -1,4 +1,4 @@
-"""How many groups a run begins with on nodes of different sizes."""
+"""How many groups a run begins with on nodes of different sizes; and a cluster that does not start."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.config.placement import Ray
+from apexrl.errors import LinkError
+from apexrl.launch.ray import cluster
 from apexrl.launch.ray.group_plan import resource_bundles
 from apexrl.launch.ray.preflight import fitting
 
@@ -49,3 +51,18 @@ def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: 
     placement = Ray("auto", learner_gpus=each)
     home = resource_bundles(config, placement, fitting(config, placement, Nodes(8, 8)))[0]  # type: ignore[arg-type]
     assert home.get("GPU") == gpus
+
+
+@pytest.mark.parametrize(
+    ("address", "told"), [("local", "did not start on this machine"), ("auto", "no Ray cluster at")]
+)
+def test_a_cluster_that_does_not_start_is_an_error_of_ours(
+    address: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**kwargs: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore lines.")  # as Ray has it
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(LinkError, match=f"{told}.*The current node timed out during startup\\. "):
+        cluster.Cluster(Ray(address), 2.0)

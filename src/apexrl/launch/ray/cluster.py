@@ -67,12 +67,15 @@ class Cluster:
                 logging_level=logging.ERROR,
                 **how,
             )
-        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        except Exception as error:  # Ray raises no class of its own where a cluster of this machine does not start
             lines = str(error).strip().splitlines()
+            why = (lines[0] if lines else repr(error)).rstrip(".")
+            if local:
+                raise LinkError(f"Ray did not start on this machine: {why}. Try again, with less beside it") from error
             raise LinkError(
-                f"no Ray cluster at {self._placement.address!r}: {lines[0] if lines else error!r}. Start one with "
-                "`ray start --head`, name its address, or take --ray local. If it is there and wants a token: set "
-                "RAY_AUTH_MODE=token, with its ~/.ray/auth_token on this machine"
+                f"no Ray cluster at {self._placement.address!r}: {why}. Start one with `ray start --head`, name its "
+                "address, or take --ray local. If it is there and wants a token: set RAY_AUTH_MODE=token, with its "
+                "~/.ray/auth_token on this machine"
             ) from error
         finally:
             for number, handler in handlers.items():

@@ -82,8 +82,8 @@ def parse(url: str) -> Address:
             raise ValueError("an @ that is not percent-encoded")
     except ValueError:
         raise ConfigError(
-            "the Redis URL cannot be read: redis://USER:PASSWORD@HOST:PORT, special characters in the password "
-            "percent-encoded (/ is %2F, # is %23, @ is %40)"
+            "the Redis URL cannot be read: redis://USER:PASSWORD@HOST:PORT, a port of at most 65535, special "
+            "characters in the password percent-encoded (/ is %2F, # is %23, @ is %40)"
         ) from None
     if several is None and scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
