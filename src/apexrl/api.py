@@ -19,7 +19,7 @@ from apexrl.launch.placement_arguments import chosen_placement
 from apexrl.links.tcp.tls import ServerTls
 from apexrl.report.run_observers import copies, drawn, panels
 from apexrl.run.callback_observer import callback_observers
-from apexrl.run.callbacks import Callbacks
+from apexrl.run.callbacks import Callback, StatusFunction
 from apexrl.run.folder import RunFolder
 from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
@@ -66,7 +66,7 @@ def train(
     config: Config | str = "",
     *,
     env: str | Callable[..., Any] | None = None,
-    callbacks: Callbacks = (),
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     redis: str = "",
     run: str = "",
@@ -150,7 +150,7 @@ def train(
 def resume(
     path: str | Path,
     *,
-    callbacks: Callbacks = (),
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     redis: str = "",
     run: str = "",

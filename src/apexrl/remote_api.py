@@ -12,7 +12,7 @@ from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
 from apexrl.report.run_observers import copies, drawn, panels
 from apexrl.run.callback_observer import callback_observers
-from apexrl.run.callbacks import Callbacks
+from apexrl.run.callbacks import Callback, StatusFunction
 from apexrl.run.log_lines import LogFormat
 from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
@@ -28,7 +28,7 @@ def join(
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
     token: str = "",
-    callbacks: Callbacks = (),
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -83,7 +83,7 @@ def join_envs(
     out: str = "runs",
     env_kwargs: Mapping[str, Any] | None = None,
     trust: Sequence[str] = (),
-    callbacks: Callbacks = (),
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -130,7 +130,7 @@ def stand_by(
     token: str = "",
     trust: Sequence[str] = (),
     checkpoint_url: str = "",
-    callbacks: Callbacks = (),
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction] = (),
     show: bool = True,
     log_format: LogFormat = "text",
     observers: Sequence[Observer] = (),
@@ -173,7 +173,7 @@ def stand_by(
 
 def _observed(
     run_here: Callable[[Sequence[Observer]], dict[str, Any]],
-    callbacks: Callbacks,
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction],
     shown: Sequence[Observer],
     observers: Sequence[Observer],
     on_folder: Callable[[Path], None] | None,

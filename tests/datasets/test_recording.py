@@ -139,53 +139,44 @@ def test_pieces_of_a_replay_are_what_was_filled_into_it(tmp_path: Path) -> None:
     fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
     options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
     with filled_replay(where, Dataset(where).spec, "version", 0.0, **options) as replay:
-        found = list(pieces(replay, 1))
-    assert steps_of(found) == steps_of(episodes)
-    assert len(found) <= len(episodes)
-
-
-def steps_of(episodes: list[Episode]) -> list[tuple[float, ...]]:
-    """All, in order of their values."""
-    return sorted(
-        step
-        for one in episodes
-        for step in zip(
-            one.observation["observation"][:-1].tolist(),
-            one.action.tolist(),
-            one.reward.tolist(),
-            one.terminated.tolist(),
-            one.observation["observation"][1:].tolist(),
-            strict=True,
+        found = list(pieces(replay))
+    assert sum(one.steps for one in found) == sum(one.steps for one in episodes)
+    for what in ("action", "reward", "terminated"):
+        np.testing.assert_array_equal(
+            np.concatenate([getattr(one, what) for one in found]),
+            np.concatenate([getattr(one, what) for one in episodes]),
         )
-    )
 
 
-def test_an_episode_goes_on_in_another_chunk() -> None:
-    """Steps of several environments lie in a replay chunk by chunk, in turn."""
-    fields = {"observation": Field((), "float32"), "action": Field((), "int64")}
-    numbers, last = np.arange(3), 400
-    with Replay(2000, fields, kind="transition", n_step=1, gamma=0.9) as replay:
-        assert replay.stats()["chunk"] * 3 < last
-        writer = replay.writer(streams=3)
-        for step in range(last + 1):
-            cut, ended = numbers == 1, numbers != 1
-            at_end = np.full(3, step == last - 1)
-            writer.append(
-                {
-                    "observation": (1000 * numbers + step).astype(np.float32),
-                    "action": numbers,
-                    "reward": np.ones(3, np.float32),
-                    "terminated": at_end & ended,
-                    "truncated": at_end & cut,
-                }
-            )
-        found = {int(one.action[0]): one for one in pieces(replay, 3)}
-        assert sum(one.steps for one in pieces(replay, 1)) == 3 * last, "it is cut, and nothing is lost"
-    for number in numbers.tolist():
-        one = found[number]
-        assert one.observation["observation"].tolist() == [1000 * number + step for step in range(last + 1)]
-        assert (one.action == number).all()
-        assert (one.terminated.sum(), one.truncated.sum()) == (number != 1, number == 1)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_episodes_go_on_in_other_chunks(share: float) -> None:
+    """Steps of several environments lie in a replay chunk by chunk, in turn. A ``share`` of the episodes is cut."""
+    fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
+    rng, streams, ends = np.random.default_rng(1), np.arange(5), np.zeros(5, np.bool_)
+    told: list[list[int]] = []  # what each whole episode saw
+    open_: list[list[int]] = [[] for _ in streams]
+    with Replay(5000, fields, kind="transition", n_step=1, gamma=0.9) as replay:
+        writer, chunk = replay.writer(streams=5), replay.stats()["chunk"]
+        assert chunk < 30, "an episode is longer"
+        for step in range(700):
+            seen = streams * 1000 + step
+            for number, value in zip(streams.tolist(), seen.tolist(), strict=True):
+                open_[number].append(value)
+                if ends[number]:
+                    told.append(open_[number])
+                    open_[number] = []
+            going = ~ends
+            ends = going & (rng.random(5) < 1 / 40)
+            cut = rng.random(5) < share
+            steps = {"reward": np.ones(5, np.float32), "terminated": ends & ~cut, "truncated": ends & cut}
+            writer.append({"observation": seen, "action": streams, **steps})
+        assert replay.stats()["evicted"] == 0
+        found = [one.observation["observation"].tolist() for one in pieces(replay)]
+    whole = {tuple(one) for one in found}
+    split = [one for one in told if tuple(one) not in whole]
+    assert not split
+    assert sum(len(one) - 1 for one in found) == sum(len(one) - 1 for one in (*told, *open_) if one)
+    assert all((np.diff(one) == 1).all() for one in found)
 
 
 def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> None:
@@ -199,7 +190,7 @@ def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> N
     fields = {**spec.observation, "action": Field((2,), "float32")}
     options = {"fields": fields, "kind": "transition", "n_step": 1, "gamma": 0.9}
     with filled_replay(str(tmp_path / "d"), spec, "version", 0.0, **options) as replay:
-        (found,) = pieces(replay, 1)
+        (found,) = pieces(replay)
     for name, values in seen.items():
         np.testing.assert_array_equal(found.observation[name], values)
     np.testing.assert_array_equal(found.action, action)

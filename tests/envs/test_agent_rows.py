@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 import agent_toys
 from apexrl.config import EnvConfig
@@ -94,15 +95,49 @@ def test_others_play_until_a_learned_agent_appears() -> None:
     assert steps[2].observation["observation"][0].tolist() == [0, 2, 1, 3], "three steps of the other one"
 
 
-@pytest.mark.parametrize("limit", [2, 10**9])
-def test_a_learned_agent_that_never_appears_is_named(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", [9, 2])
+def test_an_episode_goes_on_while_a_learned_agent_is_to_appear(limit: int) -> None:
+    kwargs = {"lengths": {"short": 2, "other": 50, "long": 2}, "late": {"long": 4}, "limit": 7}
+    config = EnvConfig(
+        env=GAME, env_kwargs=kwargs, learned_agents=("short", "long"), max_episode_steps=0 if limit == 9 else limit
+    )
+    _, steps = played(config, [[1, 1]] * 8)
+    told = [(at, episode.env, episode.episode_return) for at, step in enumerate(steps) for episode in step.episodes]
+    if limit == 9:
+        assert told == [(1, 0, 2.0), (5, 1, 2.0)], "what remains, when both have ended, is not played"
+        assert steps[6].starts.tolist() == [True, False]
+    else:
+        assert told == [(1, 0, 2.0), (4, 0, 2.0), (7, 0, 2.0)], "two steps, and one in which the next one begins"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "text"),
+    [
+        (2, 0, "100 episodes in a row of environment 0: learn"),
+        (10**9, 0, "200 steps of environment 0: learn"),
+        (10**9, 3, "100 episodes in a row of environment 0 of at most 3 steps .--max-episode-steps.: learn"),
+    ],
+)
+def test_a_learned_agent_that_never_appears_is_named(
+    limit: int, most: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("apexrl.envs.agent_rows.MOST_TURNS", 200)
     kwargs = {"lengths": {"short": 10**9, "long": 2}, "late": {"long": 10**9}, "limit": limit}
-    env = make_vector(EnvConfig(env=GAME, env_kwargs=kwargs, learned_agents=("long",)), 1, 1)
-    env.reset()
-    with pytest.raises(EnvError, match=r"none of them appeared in .*--learned-agents long"):
-        for _ in range(400):
+    config = EnvConfig(env=GAME, env_kwargs=kwargs, learned_agents=("long",), max_episode_steps=most)
+    env = make_vector(config, 1, 1)
+    for _ in range(150):  # a reset is no episode without it
+        env.reset()
+        env.step(np.array([1]))
+    with pytest.raises(EnvError, match=f"of --learned-agents long none appeared in {text} an agent that does"):
+        for _ in range(500):
             env.step(np.array([1]))
+
+
+def test_where_one_of_the_learned_agents_came_the_others_do_not_play_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apexrl.envs.agent_rows.MOST_TURNS", 20)
+    kwargs = {"lengths": {"short": 2, "other": 10**9, "long": 2}, "late": {"long": 10**9}, "limit": 10**9}
+    _, steps = played(EnvConfig(env=GAME, env_kwargs=kwargs, learned_agents=("short", "long")), [[1, 1]] * 50)
+    assert [at for at, step in enumerate(steps) if step.starts[0]] == [20, 41]
 
 
 class Lingers:
@@ -135,6 +170,53 @@ def test_an_agent_that_others_play_may_stay_listed_after_its_end(blind: bool, mo
     steps = [env.step(np.array([1])) for _ in range(5)]
     assert [step.reward[0] for step in steps] == [1.0, 1.0, 1.0, 0.0, 1.0]
     assert [step.terminated[0] for step in steps] == [False, False, True, False, False]
+
+
+class Returns:
+    """Of ``b``, and of ``a``, which ends at the first step, is listed for one more, and comes back behind the third."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self) -> None:
+        self.acted: list[str] = []
+
+    def observation_space(self, agent: str) -> Any:
+        return Box(0, 9, (1,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return Discrete(2)
+
+    @property
+    def agents(self) -> list[str]:
+        return ["b"] if self._time == 2 else ["a", "b"]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self._time = 0
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.acted.append("".join(sorted(actions)))
+        self._time += 1
+        seen = {agent: np.full(1, self._time, np.float32) for agent in "ab"}
+        ends = {"a": self._time == 1, "b": False}
+        return seen, dict.fromkeys("ab", 0.0), ends, dict.fromkeys("ab", False), {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_agent_that_others_play_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = Returns()
+    monkeypatch.setattr(agent_toys, "parallel_env", lambda: game)
+    env = make_vector(EnvConfig(env=GAME, learned_agents=("b",)), 1, 1, players=lambda seed: Onward())
+    env.reset()
+    for _ in range(4):
+        env.step(np.array([1]))
+    env.reset()
+    env.step(np.array([1]))
+    env.reset()  # while one that ended is listed
+    env.step(np.array([1]))
+    assert game.acted == ["ab", "b", "b", "ab", "ab", "ab"]
 
 
 class Onward:
@@ -207,6 +289,8 @@ class Odd:
             rest[0].pop("b")
         elif self._fault == "shape":
             seen["b"] = seen["b"][:2]
+        elif self._fault == "nobody":
+            self._inner.agents = []
         return seen, *rest
 
 
@@ -217,6 +301,7 @@ class Odd:
         ("says nothing", "says nothing"),
         ("pays nothing", "says nothing"),
         ("shape", "of shape [2]"),
+        ("nobody", "has no agent left, and 'a' has neither terminated nor been truncated"),
     ],
 )
 def test_a_faulty_environment_is_told(fault: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from apexrl.envs.vector import Episode, Stepped
 from apexrl.protocols import Acted
 from apexrl.roles import Evaluator
 from apexrl.roles.trial import Trial
-from apexrl.shared.thread_seconds import ThreadSeconds
+from apexrl.shared.thread_seconds import Moment, ThreadSeconds
 from apexrl.spec import Field
 
 FIELDS = {"observation": Field((1,), "float32")}
@@ -233,6 +234,26 @@ def test_an_evaluation_that_waited_for_a_core_is_followed_by_a_longer_rest(
         seconds += 1
         stage.run.totals["env_steps"] += 1000  # a second on the stage's clock
     assert seconds == rest
+
+
+def test_a_trial_takes_more_than_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([Moment(10.0, 0.0, 3.0), Moment(11.0, 0.0, 4.5)])  # half a second too much in the queue
+    monkeypatch.setattr("apexrl.roles.trial.moment", lambda: next(moments))
+    with closing(make_vector(CONFIG.env, 2, 0)) as env:
+        trial = Trial(Still(), env, FrameStack(1, 2, env.spec.observation), 2, 0)
+        assert 0.0 < trial.seconds < 1e-6
+
+
+def test_an_agent_that_never_appears_owes_no_episode() -> None:
+    kwargs = {"lengths": {"short": 3, "rare": 3}, "late": {"rare": 10**9}, "limit": 5}
+    with closing(make_vector(EnvConfig(env="agent_toys:parallel_env", env_kwargs=kwargs), 2, 0)) as env:
+        trial = Trial(Still(), env, FrameStack(1, 2, env.spec.observation), 6, 0)
+        steps = 0
+        while trial.step():
+            steps += 1
+            assert steps < 700
+    assert trial.returns == [0.0] * 3
+    assert steps > 500, "a hundred episodes without it"
 
 
 def test_every_evaluation_has_fresh_seeds(stage: Any) -> None:

@@ -86,6 +86,6 @@ def test_a_board_that_cannot_be_had_is_an_error_of_ours(monkeypatch: pytest.Monk
     def refuse(nbytes: int) -> None:
         raise RuntimeError(f"cannot reserve {nbytes} bytes of shared memory: File too large")
 
-    monkeypatch.setattr("apexrl.shared.weights_board._native", SimpleNamespace(Board=SimpleNamespace(create=refuse)))
-    with pytest.raises(ConfigError, match="cannot create a board of weights: cannot reserve 100 bytes"):
+    monkeypatch.setattr("apexrl.shared.segment._native", SimpleNamespace(Board=SimpleNamespace(create=refuse)))
+    with pytest.raises(ConfigError, match="cannot reserve 100 bytes"):
         WeightsBoard(100)

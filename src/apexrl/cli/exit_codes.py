@@ -24,7 +24,7 @@ class Meaning(NamedTuple):
 EXIT_CODES: Final[Mapping[int, Meaning]] = {
     OK: Meaning("done; of a standby: the run has ended without it", "no"),
     FAILED: Meaning(
-        "the run failed, or a file of it is damaged; `compare`: a run failed; `sweep`: no trial came to its end; "
+        "the run failed, or a file of it cannot be read; `compare`: a run failed; `sweep`: no trial came to its end; "
         "`status`, `stop`, `drain`, `scale`: there is no such run or host, or it did not happen within the time",
         "yes, a few times",
     ),

@@ -37,8 +37,11 @@ AGENT, STATE = "agent", GLOBAL_STATE.removeprefix(f"{OBSERVATION}/")
 ALONE = "obs"
 """Entry of an observation that was no ``Dict`` before."""
 
-MOST_TURNS = 100_000  # of others between two turns of a learned agent
-EMPTY_GAMES = 100  # in a row in which no learned agent has a turn
+MOST_TURNS = 100_000
+"""Of others between two turns of a learned agent."""
+
+EMPTY_GAMES = 100
+"""In a row without an agent, after which it is not waited for any more."""
 
 MOST_NAMED = 16
 """Agents whose returns are told one by one; of more, those with the same name but for its number are told together."""
@@ -127,8 +130,8 @@ class AgentRows:
         name: of the environment, for errors.
         agents: k of them, in the order of the rows.
         show: adds to observations, one for each environment.
-        others: plays the other agents; None: there are none. They play until one of the k appears. What remains of an
-            episode when all k have ended is not played.
+        others: plays the other agents; None: there are none. What remains of an episode when all k have appeared and
+            ended is not played.
         call: entered around every call.
         info_metrics: keys of an agent's info that are told of an episode (``told_metrics``).
         limit: environment steps after which all agents are truncated; 0: none.
@@ -159,7 +162,7 @@ class AgentRows:
         self.agents, self._others = tuple(agents), others
         self._shown: list[dict[str, Any]] = [{} for _ in envs]  # to agents that others play
         self._left: list[set[str]] = [set() for _ in envs]  # of these agents, who ended and is still listed
-        self._empty_games = [0 for _ in envs]  # in a row in which none of the k appeared
+        self._empty_games = [0 for _ in envs]  # in a row in which none of the k came
         self.num_envs = len(envs) * len(self.agents)
         self.observation_space, self.action_space = show[0].observation_space, show[0].action_space
         self.leaves: tuple[Leaf, ...] = observation_leaves(self.observation_space, lengths)
@@ -168,6 +171,7 @@ class AgentRows:
         self._rows_of = {agent: number for number, agent in enumerate(self.agents)}
         self._last = empty_rows(self.leaves, self.num_envs).observation  # what each row was shown last
         self._lives = np.zeros(self.num_envs, np.bool_)
+        self._came = np.zeros(self.num_envs, np.bool_)  # has appeared in this episode
         self._returns = np.zeros(self.num_envs)
         self._lingers = np.zeros(self.num_envs, np.bool_)  # ended, and is still listed by its environment
         self._steps = [0] * len(envs)
@@ -177,7 +181,7 @@ class AgentRows:
     def reset(self, seeds: Sequence[int]) -> dict[str, Array]:
         for array in self._last.values():
             array[...] = 0
-        rows = self._empty()
+        rows, self._empty_games = self._empty(), [0 for _ in self._envs]
         with self._call():
             for number in range(len(self._envs)):
                 self._begin(number, seeds[number * len(self.agents)], rows)
@@ -186,12 +190,12 @@ class AgentRows:
         return rows.observation
 
     def send(self, actions: Array, starting: Bools, which: Which = None) -> None:
-        rows, chosen, k = self._empty(), self._each(actions), len(self.agents)
+        rows, chosen = self._empty(), self._each(actions)
         with self._call():
             played = self._played() if self._others is not None else {}
             for number in range(len(self._envs)):
                 if self._goes_on(number):
-                    self._step(number, chosen[number * k : (number + 1) * k], rows, played.get(number, {}))
+                    self._step(number, chosen[self._part(number)], rows, played.get(number, {}))
                 else:
                     self._begin(number, None, rows)
         self._finish(rows)
@@ -216,22 +220,33 @@ class AgentRows:
         refuse_not_finite(rows, self.leaves, self._name)
         self._last = rows.observation
 
+    def _part(self, number: int) -> slice:
+        """The rows of an environment."""
+        return slice(number * len(self.agents), (number + 1) * len(self.agents))
+
     def _goes_on(self, number: int) -> bool:
-        """Whether an episode is played on: an agent lives, or others play until the first one appears.
+        """Whether an episode is played on: an agent lives, or others play and one is still to appear.
 
         Raises:
-            EnvError: they have played for too long.
+            EnvError: they have played for too long, and none has appeared.
         """
-        if self._lives[number * len(self.agents) : (number + 1) * len(self.agents)].any():
+        part = self._part(number)
+        if self._lives[part].any():
             return True
-        if not self._empty_games[number] or not self._envs[number].agents or self._at_limit(number):
+        if not self._shown[number] or self._came[part].all() or self._at_limit(number):
             return False
-        if self._steps[number] >= MOST_TURNS:
-            self._refuse_absent(f"none of them appeared in {MOST_TURNS:,} steps of environment {number}")
-        return True
+        if self._steps[number] < MOST_TURNS:
+            return True
+        if not self._came[part].any():
+            self._refuse_absent(number, f"{MOST_TURNS:,} steps")
+        return False
 
-    def _refuse_absent(self, why: str) -> NoReturn:
-        raise EnvError(f"{self._name}: {why}: leave out --learned-agents {' '.join(self.agents)}, or learn others, too")
+    def _refuse_absent(self, number: int, when: str) -> NoReturn:
+        limit = f" of at most {self._limit} steps (--max-episode-steps)" if self._limit else ""
+        raise EnvError(
+            f"{self._name}: of --learned-agents {' '.join(self.agents)} none appeared in {when} of environment "
+            f"{number}{limit}: learn an agent that does"
+        )
 
     def _at_limit(self, number: int) -> bool:
         return bool(self._limit) and self._steps[number] >= self._limit
@@ -243,12 +258,12 @@ class AgentRows:
         if self._others is not None:
             self._others.begin(number, *self.agents)
         self._steps[number], self._left[number] = 0, set()
-        for noted in (self._lives, self._lingers):
-            noted[number * len(self.agents) : (number + 1) * len(self.agents)] = False
+        for noted in (self._lives, self._came, self._lingers):
+            noted[self._part(number)] = False
         if not self._envs[number].agents:
             raise EnvError(f"{self._name}: environment {number} has no agent after its reset()")
         if self._empty_games[number] >= EMPTY_GAMES:
-            self._refuse_absent(f"none of them appeared in {EMPTY_GAMES} episodes in a row of environment {number}")
+            self._refuse_absent(number, f"{EMPTY_GAMES} episodes in a row")
         self._empty_games[number] += 1
         self._appear(number, observations, rows)
 
@@ -267,11 +282,11 @@ class AgentRows:
             self._shown[number] = {agent: observations[agent] for agent in others}
             here = [agent for agent in here if agent in self._rows_of]
         listed = [first + self._row_of(agent) for agent in here]
-        self._lingers[first : first + len(self.agents)] &= np.isin(np.arange(first, first + len(self.agents)), listed)
+        self._lingers[self._part(number)] &= np.isin(np.arange(first, first + len(self.agents)), listed)
         for agent, row in zip(here, listed, strict=True):
             if not self._lives[row] and waiting[row] and not self._lingers[row]:
                 self._lives[row], self._returns[row], waiting[row] = True, 0.0, False
-                self._empty_games[number] = 0
+                self._came[row], self._empty_games[number] = True, 0
                 rows.reward[row] = 0.0
                 self._store(number, agent, row, observations, rows)
 
@@ -323,8 +338,14 @@ class AgentRows:
                 self._lives[row], self._lingers[row] = False, True
                 told = told_metrics(infos.get(agent, {}), self._info_metrics)
                 rows.metrics[row] = told | {self._told[agent]: float(self._returns[row])}
-        if not cut:
-            self._appear(number, observations, rows)
+        if cut:
+            return
+        self._appear(number, observations, rows)
+        if not env.agents and (alive := np.flatnonzero(self._lives[self._part(number)])).size:
+            raise EnvError(
+                f"{self._name}: environment {number} has no agent left, and {self.agents[alive[0]]!r} has neither "
+                "terminated nor been truncated"
+            )
 
     def _row_of(self, agent: str) -> int:
         if agent not in self._rows_of:

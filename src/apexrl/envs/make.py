@@ -119,9 +119,9 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
     """
     name = env_name(config)
     if is_game(config.env) and not config.team:
-        raise EnvError(f"{name} has several agents: there is no single environment to make, for a video or dataset")
+        raise EnvError(f"{name} has several agents: there is no single environment to make")
     if name.startswith(PREFIX) or ((form := _guarded_form(config)) is not None and form.only):
-        raise EnvError(f"{name} has a vectorised form only: no single environment to make, for a video or dataset")
+        raise EnvError(f"{name} has a vectorised form only: there is no single environment to make")
     kwargs = dict(config.env_kwargs)
     if render_mode is not None:
         kwargs["render_mode"] = render_mode

@@ -95,7 +95,7 @@ class VectorEnv:
         if agents := getattr(backend, "agents", ()):
             self.spec = replace(self.spec, agents=agents)
         self._nothing = bytes(min(self.spec.action.choices)) if self.spec.masked else b""
-        self._absent = np.zeros(self.num_envs, np.bool_)  # agents that have not appeared since the reset of all
+        self._absent = np.zeros(self.num_envs, np.bool_)
         self._backend = backend
         self._clip = reward_clip
         self._most = float(np.finfo(np.float64 if reward_clip else np.float32).max)  # magnitude of a reward
@@ -111,6 +111,11 @@ class VectorEnv:
     def ignores_mask(self) -> bool:
         """Whether an info tells a mask of possible actions, and nobody reads it."""
         return getattr(self._backend, "ignores_mask", False)
+
+    @property
+    def absent(self) -> Bools:
+        """[B], agents that have not appeared since the reset of all."""
+        return self._absent
 
     def reset(self, seed: int | None = None) -> dict[str, Array]:
         """Reset all environments; ``seed`` replaces the one given at construction. Returns name -> [B, *shape].

@@ -119,35 +119,29 @@ def saved(path: Path, config: Config, to: Path, name: str = "") -> tuple[int, in
                 "with --gamma above 0, or make a dataset of episodes: apexrl dataset record"
             )
         about = {"algorithm_name": config.agent.agent, "description": "The replay of a run of apexrl"}
-        return _written(config, to, name, pieces(replay, config.actor.actors * config.actor.envs_per_actor), about)
+        return _written(config, to, name, pieces(replay), about)
 
 
-def pieces(replay: Any, streams: int) -> Iterator[Episode]:
-    """Of a replay of single steps: its episodes, as far as they go on in it. One is cut where no step follows.
-
-    Args:
-        streams: environments whose steps were stored at the same time. For as many pieces a chunk that goes on with
-            them is waited for.
-    """
-    waiting: dict[bytes, list[dict[str, Array]]] = {}  # pieces at the end of a chunk by what is seen next, oldest first
+def pieces(replay: Any) -> Iterator[Episode]:
+    """Of a replay of single steps: its episodes, as far as they go on in it. One is cut where no step follows."""
+    waiting: dict[bytes, list[dict[str, Array]]] = {}  # what is seen next -> a piece that a chunk's last step is of
     rows: list[dict[str, Array]] = []
-    following, before = b"", -1  # what is seen next, and the key, of the last step
-    places = 1 << (replay.stats()["chunk"] - 1).bit_length()  # in a chunk; the place is the lowest part of a key
+    following, before = b"", 0  # what is seen next, and the key, of the last step
+    last = replay.stats()["chunk"] - 1  # place in a chunk
+    places = 1 << max(1, last.bit_length())  # a step's key modulo this is its place
     for batch in replay.in_order():
         newest = {key: value[:, -1] if _stacked(replay, key) else value for key, value in batch.data.items()}
         shown = [key for key in newest if f"next_{key}" in newest]
         for at, key in enumerate(batch.keys.tolist()):
             row = {name: np.array(value[at]) for name, value in newest.items()}
-            seen, in_chunk = _bytes([row[name] for name in shown]), key == before + 1 and key % places
-            if rows and not (in_chunk and seen == following):
-                if not in_chunk:
+            seen, begins_chunk = _bytes([row[name] for name in shown]), key % places == 0
+            if rows and (begins_chunk or key != before + 1 or seen != following):
+                if before % places == last:
                     rows, waiting[following] = waiting.pop(following, []), rows
-                    if not rows and len(waiting) > streams:
-                        rows = waiting.pop(next(iter(waiting)))
                 if rows:
                     yield _piece(rows)
                 rows = []
-            if not rows and not in_chunk:
+            if begins_chunk:
                 rows = waiting.pop(seen, [])
             rows.append(row)
             following, before = _bytes([row[f"next_{name}"] for name in shown]), key

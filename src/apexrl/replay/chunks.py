@@ -23,6 +23,7 @@ from apexrl.protocols import ChunkHead
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import OPTIONS, checked
 from apexrl.replay.replay import Replay
+from apexrl.shared.segment import new_segment
 from apexrl.spec import Field
 
 _VERSION = 1  # of the layout of a chunk's body
@@ -111,7 +112,7 @@ class Receipts:
     """
 
     def __init__(self, senders: int = 4096, resumed: bool = False) -> None:
-        self._attach(_native.Segment(_native.receipts_bytes(senders + 1)))
+        self._attach(new_segment(_native.receipts_bytes(senders + 1)))
         self._table[0, _RESUMED] = resumed
 
     def _attach(self, segment: _native.Segment) -> None:

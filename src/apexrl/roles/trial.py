@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from apexrl.shared.thread_seconds import moment
 if TYPE_CHECKING:
     from apexrl.envs import FrameStack, VectorEnv
 
+WAITED_EPISODES: Final = 100
+"""For an agent that has not appeared; those of another agent."""
+
 
 class Trial:
     """Exactly ``episodes`` episodes over B environments stepped together.
 
     Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
-    short episodes.
+    short episodes. An agent that has not appeared while another one played ``WAITED_EPISODES`` owes none.
 
     Args:
         seed: of the environments, and of what ``settings`` have drawn.
@@ -63,6 +66,7 @@ class Trial:
         self._seen = frames.push(env.reset(seed))
         if not all(self._owed):
             env.rest(np.array([not owed for owed in self._owed]))
+        self._ended = [0] * env.num_envs  # episodes, also those that nobody owes
         self.returns: list[float] = []
         self.steps = 0  # of each environment
         self._told = Spreads()
@@ -127,6 +131,10 @@ class Trial:
             self._told.add(episode.metrics)
         if counted:
             self._env.rest(np.array([not owed for owed in self._owed]))
+        for episode in stepped.episodes:
+            self._ended[episode.env] += 1
+        if max(self._ended) >= WAITED_EPISODES:
+            return any(owed and not absent for owed, absent in zip(self._owed, self._env.absent, strict=True))
         return any(self._owed)
 
     def compared(self) -> dict[str, Any]:

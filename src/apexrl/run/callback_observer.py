@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,6 @@ import numpy as np
 from apexrl.errors import CallbackError, ConfigError
 from apexrl.run.callbacks import (
     Callback,
-    Callbacks,
     CheckpointReport,
     EndedEpisodes,
     EvaluationReport,
@@ -47,8 +46,10 @@ def interruptible() -> bool:
     return since is not None and time.monotonic() - since > INTERRUPTIBLE_SECONDS
 
 
-def callback_observers(callbacks: Callbacks) -> list[CallbackObserver]:
-    """What calls them.
+def callback_observers(
+    callbacks: Callback | StatusFunction | Sequence[Callback | StatusFunction],
+) -> list[CallbackObserver]:
+    """An observer for each callback.
 
     Raises:
         ConfigError: one is no callback.

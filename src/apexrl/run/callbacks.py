@@ -7,7 +7,7 @@ takes long belongs into a thread or a process of the callback's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -163,7 +163,3 @@ class Callback:
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """The run has ended, well or not, and ``summary.json`` is written."""
-
-
-Callbacks = Callback | StatusFunction | Sequence[Callback | StatusFunction]
-"""One, or several."""

@@ -1,4 +1,4 @@
-"""Attaching to segments of other processes, and names of processes for messages."""
+"""Making segments, attaching to those of other processes, and names of processes for messages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from apexrl import _native
-from apexrl.errors import ClosedError
+from apexrl.errors import ClosedError, ConfigError
 
 _T = TypeVar("_T")
 
 
 State = tuple[int, int, bytes, str]
 """(pid, descriptor, uuid, path) of a segment."""
+
+
+def new_segment(nbytes: int) -> _native.Segment:
+    """ConfigError: the memory cannot be had."""
+    return _made(_native.Segment, nbytes)
+
+
+def new_board(nbytes: int) -> _native.Board:
+    """ConfigError: the memory cannot be had."""
+    return _made(_native.Board.create, nbytes)
+
+
+def _made(make: Callable[[int], _T], nbytes: int) -> _T:
+    try:
+        return make(nbytes)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
 
 
 def attach_segment(state: State) -> _native.Segment:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from apexrl import _native
-from apexrl.errors import ConfigError, SpecError
-from apexrl.shared.segment import attach_board
+from apexrl.errors import SpecError
+from apexrl.shared.segment import attach_board, new_board
 from apexrl.spec import Array
 
 
@@ -28,10 +27,7 @@ class WeightsBoard:
     def __init__(self, nbytes: int) -> None:
         if nbytes < 1:
             raise SpecError(f"a weights board needs at least 1 byte, not {nbytes}")
-        try:
-            self._native = _native.Board.create(nbytes)
-        except RuntimeError as error:
-            raise ConfigError(f"cannot create a board of weights: {error}") from None
+        self._native = new_board(nbytes)
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
 
     @staticmethod

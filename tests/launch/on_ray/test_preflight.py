@@ -54,15 +54,16 @@ def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: 
 
 
 @pytest.mark.parametrize(
-    ("address", "told"), [("local", "did not start on this machine"), ("auto", "no Ray cluster at")]
+    ("address", "told", "hint"),
+    [("local", "did not start on this machine", r"\. Try again"), ("auto", "no Ray cluster at", "$")],
 )
 def test_a_cluster_that_does_not_start_is_an_error_of_ours(
-    address: str, told: str, monkeypatch: pytest.MonkeyPatch
+    address: str, told: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init(**kwargs: Any) -> None:
         raise Exception("The current node timed out during startup.\nMore lines.")  # as Ray has it
 
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster.ray, "init", init)
-    with pytest.raises(LinkError, match=f"{told}.*The current node timed out during startup\\. "):
+    with pytest.raises(LinkError, match=f"{told}.*The current node timed out during startup. More lines{hint}"):
         cluster.Cluster(Ray(address), 2.0)

@@ -31,6 +31,7 @@ from apexrl.errors import ConfigError, LinkError
 _LOOK_SECONDS = 0.2
 _REACH_SECONDS = 5.0
 _NEAR_SECONDS = 2.0  # in which the learner's node should be the driver's, before it may be any
+_TOLD_LINES = 4  # of an error of Ray's
 _NEAR = 0.001  # of the resource that stands for a node
 # How a client of gRPC begins, with settings that say nothing (RFC 9113, section 3.4); type of the frame that answers.
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), 4
@@ -69,14 +70,17 @@ class Cluster:
             )
         except Exception as error:  # Ray raises no class of its own where a cluster of this machine does not start
             lines = str(error).strip().splitlines()
-            why = (lines[0] if lines else repr(error)).rstrip(".")
+            why = (" ".join(line.strip() for line in lines[:_TOLD_LINES]) or repr(error)).rstrip(".")
             if local:
-                raise LinkError(f"Ray did not start on this machine: {why}. Try again, with less beside it") from error
-            raise LinkError(
-                f"no Ray cluster at {self._placement.address!r}: {why}. Start one with `ray start --head`, name its "
-                "address, or take --ray local. If it is there and wants a token: set RAY_AUTH_MODE=token, with its "
-                "~/.ray/auth_token on this machine"
-            ) from error
+                late = ". Try again, with less beside it" if "timed out" in why else ""
+                raise LinkError(f"Ray did not start on this machine: {why}{late}") from error
+            hint = ""
+            if isinstance(error, (ConnectionError, ValueError, RuntimeError, RayError)):
+                hint = (
+                    ". Start one with `ray start --head`, name its address, or take --ray local. If it is there and "
+                    "wants a token: set RAY_AUTH_MODE=token, with its ~/.ray/auth_token on this machine"
+                )
+            raise LinkError(f"no Ray cluster at {self._placement.address!r}: {why}{hint}") from error
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl import _native
 from apexrl._native import Segment
 from apexrl.errors import SpecError
 from apexrl.links.local.parameter_slices import ONLINE, TARGET, Floats, ParameterSlices
-from apexrl.shared.segment import attach_board
+from apexrl.shared.segment import attach_board, new_board
 from apexrl.spec import Array
 
 _LINE = 64  # bytes of a cache line, on which every vector begins
@@ -149,7 +148,7 @@ class SliceBoard:
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
-        self._native = _native.Board.create(4 * sum(sizes.values()))
+        self._native = new_board(4 * sum(sizes.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (SliceBoard._attach, (self.sizes, self._native.state()))

@@ -16,6 +16,7 @@ from apexrl import _native
 from apexrl.errors import ConfigError
 from apexrl.replay.batch import ArraySet, holder, over
 from apexrl.replay.layout import Layout
+from apexrl.shared.segment import new_segment
 from apexrl.spec import Array
 
 EMPTY, FULL, TAKEN, LOST = 0, 1, 2, 3
@@ -52,7 +53,7 @@ class BatchMemory:
             [(self._take(8), self._take(8 * batch_size), self._take(8 * batch_size)) for _ in range(self.messages)]
             for _ in range(learners)
         ]
-        self.segment = _native.Segment(self._end) if segment is None else segment
+        self.segment = new_segment(self._end) if segment is None else segment
         if self.segment.nbytes < self._end:
             raise ConfigError(
                 f"served batches need {self._end} bytes, but {self.segment.name} has {self.segment.nbytes}: it belongs "
