@@ -181,6 +181,16 @@ def test_a_failed_run_says_so(tmp_path: Path) -> None:
     assert (summary["stopped_by"], summary["error"]) == ("error", "EnvError: broken")
 
 
+def test_untrained_weights_are_the_best_until_others_are_evaluated(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    for mean, updates, best in ((9.0, 0, 9.0), (8.0, 0, 9.0), (3.0, 5, 3.0), (2.0, 7, 3.0), (4.0, 9, 4.0)):
+        ledger.hear("evaluation", {**evaluation(mean), "updates": updates})
+        assert ledger.status.best_eval_return == best
+    resumed, _ = ledger_of(tmp_path / "again", base=Base(updates=9, best_eval_return=4.0))
+    resumed.hear("evaluation", {**evaluation(3.0), "updates": 11})
+    assert resumed.status.best_eval_return == 4.0
+
+
 def test_what_a_run_had_reached_is_read_from_whatever_is_there(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path)
     folder = ledger.folder

@@ -15,6 +15,7 @@ from apexrl import presets
 from apexrl.config.convert import flat, from_toml, override
 from apexrl.errors import ConfigError, SnapshotError
 from apexrl.launch import run_claim
+from apexrl.launch.resumed_from import Base, base_of
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
@@ -80,11 +81,14 @@ def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path)
     for member, updates in ((0, 50), (1, 80)):
         config = member_config(PLAN, tmp_path, member, {"learning_rate": 1e-3}, 1)
         folder = new_folder(config)
-        about = {"updates": updates, "env_steps": 250}
+        about = {"updates": updates, "env_steps": 250 + member, "episodes": 9 + member}
         arrays = {"weights": np.full(3, float(member), np.float32)}
         checkpoint.save(folder.checkpoints, arrays, about)
         checkpoint.save_best(folder.checkpoints, arrays, {**about, "eval_return": 9.0 * member, "version": updates})
         folder.replay_path.write_bytes(b"replay %d" % member)
+        folder.write_summary({**about, "wall_seconds": 30.0, "best_eval_return": 9.0 * member})
+        row = {"kind": "status", **about, "wall_seconds": 31.0 + member, "best_eval_return": 9.0 * member}
+        folder.metrics_path.write_text(json.dumps(row) + "\n")
         folders.append(folder)
     worse, better = folders[1], folders[0]
     changed = member_config(PLAN, tmp_path, 1, {"learning_rate": 2e-3}, 2)
@@ -100,6 +104,7 @@ def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path)
         assert worse.replay_path.read_bytes() == b"replay 0"
         assert worse.config().agent.learning_rate == 2e-3
         assert "takes over" in read_rows(worse.metrics_path)[-1]["text"]
+        assert base_of(worse) == Base(250, 50, 9, elapsed_seconds=32.0, best_eval_return=0.0), "its own time alone"
     claim = run_claim.resume_or_start(changed, lambda text: None)  # what the next round does
     assert not claim.begins
     assert not claim.ended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,23 +25,25 @@ class Base:
 
 
 def base_of(folder: RunFolder) -> Base:
-    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary."""
+    """Read from a run folder how far the run had come: the furthest of checkpoint, log and summary. Where it took over
+    another run's state, what its log says from then on."""
     found = checkpoint.load_latest(folder.checkpoints)
     rows = read_rows(folder.metrics_path) if folder.metrics_path.exists() else []
     try:
         summary = folder.summary()
     except SnapshotError:
         summary = {}
-    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows]
+    began = max((number for number, row in enumerate(rows) if "state_of" in row), default=0)
+    sources: list[Mapping[str, Any]] = [found.metadata if found else {}, summary, *rows[began:]]
 
-    def furthest(name: str) -> Any:
+    def furthest(name: str, sources: Sequence[Mapping[str, Any]] = sources) -> Any:
         return max((source[name] for source in sources if source.get(name) is not None), default=None)
 
     return Base(
         env_steps=int(furthest("env_steps") or 0),
         updates=int(furthest("updates") or 0),
         episodes=int(furthest("episodes") or 0),
-        elapsed_seconds=float(furthest("wall_seconds") or 0.0),
+        elapsed_seconds=float(furthest("wall_seconds", [summary, *rows]) or 0.0),
         best_eval_return=furthest("best_eval_return"),
     )
 

@@ -69,6 +69,7 @@ class Ledger:
         self.env_change = EnvChange()
         self._carry: Callable[[bytes], None] | None = None  # what tells workers of it
         self._returns = LatestReturns()
+        self._untrained = not base.updates  # whether no weights were evaluated that an update had changed
         self._rules = StopRules(config.stop, base.best_eval_return)
         self._told_of_episodes = LatestEpisodes()
         self._unrecorded = 0  # values of callbacks
@@ -107,7 +108,10 @@ class Ledger:
         elif kind == "evaluation":
             mean = float(values["mean"])
             status.eval_return = mean
-            status.best_eval_return = mean if status.best_eval_return is None else max(status.best_eval_return, mean)
+            first = self._untrained and values.get("updates", 1) > 0  # untrained weights are then no longer the best
+            if first or status.best_eval_return is None or mean > status.best_eval_return:
+                status.best_eval_return = mean
+            self._untrained &= not first
             self._heed(self._rules.evaluated(mean))
         elif kind == "checkpoint":
             self._upkeep_thread.event(kind, {})

@@ -59,7 +59,9 @@ STATUS: Final = (
         tag="return/train",
     ),
     Metric("eval_return", "mean return of the newest evaluation", "reward", tag="return/eval"),
-    Metric("best_eval_return", "largest `eval_return` so far", "reward"),
+    Metric(
+        "best_eval_return", "largest `eval_return` so far; untrained weights count until others are evaluated", "reward"
+    ),
     Metric("replay_size", "items that can be sampled", "items", tag="replay/size"),
     Metric(
         "samples_per_insert",

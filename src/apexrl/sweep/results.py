@@ -90,7 +90,8 @@ def show_population(folder: Path, plan: Plan, console: Console) -> None:
     if any(one.takes_over is not None for each in ended for one in each.members):
         console.print("→ N: it went on with the state of member N")
     if winner is not None:
-        console.print(f"best: {winner.name}. Measure it: apexrl eval {winner}", markup=False)
+        words = f"best, by its last weights: {winner.name}. Measure them: apexrl eval {winner} --checkpoint latest"
+        console.print(words, markup=False)
 
 
 def _add_column(table: Table, name: str) -> None:
