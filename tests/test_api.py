@@ -13,6 +13,7 @@ from apexrl.agents import agent_class
 from apexrl.config import AgentConfig, Config, EnvConfig
 from apexrl.config.convert import override
 from apexrl.envs import make_vector
+from apexrl.envs.toy import Endless
 from apexrl.errors import ConfigError, EnvError, SnapshotError, SpecError, WorkerError
 from apexrl.evaluation.loaded_agent import LoadedAgent
 from apexrl.report import run_charts
@@ -87,6 +88,12 @@ def test_train_takes_a_preset_an_env_and_settings(tmp_path: Path, fake_launch: l
     assert run.summary["stopped_by"] == "env_steps"
     assert (run.path / "learning_curve.png").stat().st_size > 1000
     assert repr(run) == f"Run({str(run.path)!r})"
+
+
+def test_an_environment_of_ones_own_by_its_name(tmp_path: Path, fake_launch: list[Config]) -> None:
+    for env in ("apexrl.envs.toy:Endless", Endless):
+        apexrl.train(env=env, agent="dqn", out=str(tmp_path), show=False)
+        assert fake_launch.pop().env.env is Endless
 
 
 def test_callbacks_see_statuses_and_stop(tmp_path: Path, fake_launch: list[Config]) -> None:

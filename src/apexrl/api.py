@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
+from apexrl.config.named_env import named_env
 from apexrl.config.placement import Listen, Placement, Ray
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, EnvError
@@ -90,7 +91,8 @@ def train(
         config: a ``Config``, or a preset's name; empty: agent, topology and settings that suit ``env``, which must be
             given (``agent="auto"``); ``recipe="paper"`` has the numbers of the agent's paper.
         env: Gymnasium id, ``module:Id-v0``, or a callable that returns an environment (keyword arguments:
-            ``env_kwargs``). Worker processes must be able to import a callable: define it at the top of a module.
+            ``env_kwargs``), also as ``module:name``. Worker processes must be able to import a callable: define it at
+            the top of a module.
         callbacks: an object of a subclass of ``Callback``, or a function that is called with every ``RunStatus``; or a
             list of these. They are called in this process and thread; one that answers True or a reason stops the run.
         show: print a live panel on a terminal, plain lines elsewhere; False: print nothing.
@@ -134,7 +136,7 @@ def train(
 
     overrides = in_range(overrides, bool(ray))
     if env is not None:
-        overrides["env"] = env
+        overrides["env"] = named_env(env) if isinstance(env, str) else env
     log_format = overrides.get("log_format", config.log_format if isinstance(config, Config) else "text")
     observers: list[Observer] = [*panels(show, log_format), *callback_observers(callbacks)]
     placed = [name for name, value in (("redis", redis), ("listen", listen), ("ray", ray)) if value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -13,10 +12,9 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from apexrl.config import Config
-from apexrl.config.convert import OWN, describe_callable, import_callable
-from apexrl.config.game_names import is_game
+from apexrl.config.convert import OWN
+from apexrl.config.named_env import named_env
 from apexrl.config.settings import Range, Setting, settings_of
-from apexrl.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -139,36 +137,12 @@ def registry() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="ID|MODULE:ID|MODULE:NAME",
-            instance_from_str=lambda words: _read_env(words[0]),
+            instance_from_str=lambda words: named_env(words[0]),
             is_instance=lambda value: isinstance(value, str) or callable(value),
             str_from_instance=lambda value: [value if isinstance(value, str) else "(callable)"],
         )
 
     return registry
-
-
-def _read_env(word: str) -> str | Callable[..., Any]:
-    """The class or function that ``module:name`` names, where it is no id that is registered; else the word itself,
-    and who makes the environment says what is wrong with it."""
-    import gymnasium as gym
-
-    module, _, name = word.rpartition(":")
-    if not module or word.startswith("envpool:") or is_game(word):
-        return word
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception:
-        return word
-    if not callable(found) or name in gym.registry:
-        return word
-    again: Callable[..., Any] | None = None
-    with suppress(ConfigError):  # a run folder keeps it by its own name, as a partial or a nested function has none
-        again = import_callable(describe_callable(found), "env")
-    if again is None or again is not found:
-        raise ValueError(
-            f"{word} has no name by which a run could find it again: give a class or a function of a module"
-        )
-    return again
 
 
 def _read_integer(word: str) -> int:
