@@ -179,6 +179,21 @@ def test_episodes_go_on_in_other_chunks(share: float) -> None:
     assert all((np.diff(one) == 1).all() for one in found)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_where_nothing_tells_observations_apart_episodes_end_where_they_did(cut: bool) -> None:
+    """But for one that was cut where its chunk ended."""
+    fields = {"observation": Field((), "int64"), "action": Field((), "int64")}
+    with Replay(5000, fields, kind="transition", n_step=1, gamma=0.9) as replay:
+        writer = replay.writer(streams=1)
+        for step in range(1200):
+            ends = np.array([step % 6 == 4])
+            steps = {"reward": np.ones(1, np.float32), "terminated": ends & (not cut), "truncated": ends & cut}
+            writer.append({"observation": np.zeros(1, np.int64), "action": np.zeros(1, np.int64), **steps})
+        found = [one.steps for one in pieces(replay)]
+    assert sum(found) == 1000
+    assert found.count(5) == 200 if not cut else found.count(5) >= 180
+
+
 def test_texts_and_actions_of_two_kinds_go_through_a_replay(tmp_path: Path) -> None:
     shown, asked = gym.spaces.Text(9), gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (1,))])
     seen = flatten_observation(observation_leaves(shown), ["go", "to the", "", "red door"])

@@ -101,13 +101,15 @@ def test_an_episode_goes_on_while_a_learned_agent_is_to_appear(limit: int) -> No
     config = EnvConfig(
         env=GAME, env_kwargs=kwargs, learned_agents=("short", "long"), max_episode_steps=0 if limit == 9 else limit
     )
-    _, steps = played(config, [[1, 1]] * 8)
+    _, steps = played(config, [[1, 1]] * 14)
     told = [(at, episode.env, episode.episode_return) for at, step in enumerate(steps) for episode in step.episodes]
     if limit == 9:
-        assert told == [(1, 0, 2.0), (5, 1, 2.0)], "what remains, when both have ended, is not played"
+        assert told == [(1, 0, 2.0), (5, 1, 2.0), (8, 0, 2.0), (12, 1, 2.0)], (
+            "what remains, when both have ended, is not played"
+        )
         assert steps[6].starts.tolist() == [True, False]
     else:
-        assert told == [(1, 0, 2.0), (4, 0, 2.0), (7, 0, 2.0)], "two steps, and one in which the next one begins"
+        assert told == [(at, 0, 2.0) for at in (1, 4, 7, 10, 13)], "two steps, and one in which the next one begins"
 
 
 @pytest.mark.parametrize(

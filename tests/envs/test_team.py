@@ -120,6 +120,21 @@ def test_agents_that_stay_listed_end_all_the_same(monkeypatch: pytest.MonkeyPatc
     assert (ended, cut) == (True, False)
 
 
+def test_a_game_without_agents_has_ended_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = corridors()
+    env.reset()
+    plain = agent_toys.Corridors.step
+
+    def emptied(game: Any, actions: Any) -> Any:
+        answer = plain(game, actions)
+        game.agents = []
+        return answer
+
+    monkeypatch.setattr(agent_toys.Corridors, "step", emptied)
+    with pytest.raises(EnvError, match="has no agent left, and 'b' has neither terminated nor been truncated"):
+        env.step(np.array([1, 0]))  # where a ends
+
+
 def test_rows_are_teams_with_the_masks_of_their_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_toys, "parallel_env", Fallers)
     config = EnvConfig(env="agent_toys:parallel_env", team=True)

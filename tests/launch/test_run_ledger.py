@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recording_observer import Watcher
 
@@ -16,6 +17,7 @@ from apexrl.errors import ConfigError, FencedError
 from apexrl.launch.resumed_from import Base, base_of, check_ahead
 from apexrl.launch.run_ledger import Ledger
 from apexrl.report.plain_lines import line
+from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.run.metric_samples import status_scalars
 from apexrl.run.status import RunStatus
@@ -186,9 +188,20 @@ def test_untrained_weights_are_the_best_until_others_are_evaluated(tmp_path: Pat
     for mean, updates, best in ((9.0, 0, 9.0), (8.0, 0, 9.0), (3.0, 5, 3.0), (2.0, 7, 3.0), (4.0, 9, 4.0)):
         ledger.hear("evaluation", {**evaluation(mean), "updates": updates})
         assert ledger.status.best_eval_return == best
-    resumed, _ = ledger_of(tmp_path / "again", base=Base(updates=9, best_eval_return=4.0))
-    resumed.hear("evaluation", {**evaluation(3.0), "updates": 11})
-    assert resumed.status.best_eval_return == 4.0
+    for best_updates, best in ((9, 4.0), (0, 3.0)):
+        base = Base(updates=9, best_eval_return=4.0, best_updates=best_updates)
+        resumed, _ = ledger_of(tmp_path / str(best), base=base)
+        resumed.hear("evaluation", {**evaluation(3.0), "updates": 11})
+        assert resumed.status.best_eval_return == best
+
+
+def test_untrained_weights_are_no_measure_of_what_did_not_improve(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path, StopConfig(stop_without_improvement=3))
+    for mean, updates in ((9.0, 0), (3.0, 5), (4.0, 7), (5.0, 9), (4.0, 11), (4.0, 13)):
+        ledger.hear("evaluation", {**evaluation(mean), "updates": updates})
+        assert ledger.stop_reason is None
+    ledger.hear("evaluation", {**evaluation(4.0), "updates": 15})
+    assert ledger.stop_reason == "stop_without_improvement"
 
 
 def test_what_a_run_had_reached_is_read_from_whatever_is_there(tmp_path: Path) -> None:
@@ -200,7 +213,11 @@ def test_what_a_run_had_reached_is_read_from_whatever_is_there(tmp_path: Path) -
     )
     assert base_of(folder) == Base(env_steps=500, updates=9, episodes=3, elapsed_seconds=12.5)
     folder.write_summary({"env_steps": 400, "updates": 20, "wall_seconds": 3.0, "best_eval_return": 5.0})
-    assert base_of(folder) == Base(500, 20, 3, 12.5, 5.0)
+    assert base_of(folder) == Base(500, 20, 3, 12.5, 5.0, 20)
+    best = checkpoint.save_best(folder.checkpoints, {"w": np.zeros(1, np.float32)}, {"eval_return": 4.0, "updates": 0})
+    assert base_of(folder) == Base(500, 20, 3, 12.5, 4.0, 0), "the log has an evaluation of weights that are not kept"
+    best.write_bytes(b"damaged")
+    assert base_of(folder) == Base(500, 20, 3, 12.5, 5.0, 20)
 
 
 @pytest.mark.parametrize(

@@ -244,15 +244,16 @@ def test_a_trial_takes_more_than_no_time(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 0.0 < trial.seconds < 1e-6
 
 
-def test_an_agent_that_never_appears_owes_no_episode() -> None:
-    kwargs = {"lengths": {"short": 3, "rare": 3}, "late": {"rare": 10**9}, "limit": 5}
+@pytest.mark.parametrize("episodes", [1, 6])
+def test_another_agent_plays_for_one_that_never_appears(episodes: int) -> None:
+    kwargs = {"lengths": {"rare": 3, "short": 3}, "late": {"rare": 10**9}, "limit": 5}
     with closing(make_vector(EnvConfig(env="agent_toys:parallel_env", env_kwargs=kwargs), 2, 0)) as env:
-        trial = Trial(Still(), env, FrameStack(1, 2, env.spec.observation), 6, 0)
+        trial = Trial(Still(), env, FrameStack(1, 2, env.spec.observation), episodes, 0)
         steps = 0
         while trial.step():
             steps += 1
             assert steps < 700
-    assert trial.returns == [0.0] * 3
+    assert trial.returns == [0.0] * episodes
     assert steps > 500, "a hundred episodes without it"
 
 

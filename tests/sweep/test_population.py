@@ -104,7 +104,13 @@ def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path)
         assert worse.replay_path.read_bytes() == b"replay 0"
         assert worse.config().agent.learning_rate == 2e-3
         assert "takes over" in read_rows(worse.metrics_path)[-1]["text"]
-        assert base_of(worse) == Base(250, 50, 9, elapsed_seconds=32.0, best_eval_return=0.0), "its own time alone"
+        assert base_of(worse) == Base(250, 50, 9, elapsed_seconds=32.0, best_eval_return=0.0, best_updates=50), (
+            "its own time alone"
+        )
+    for path in better.checkpoints.glob("best.*"):
+        path.unlink()
+    take_over(better, worse, changed, "member 1 takes over")
+    assert checkpoint.best(worse.checkpoints) is None, "its own best weights are of the state that is gone"
     claim = run_claim.resume_or_start(changed, lambda text: None)  # what the next round does
     assert not claim.begins
     assert not claim.ended

@@ -38,10 +38,10 @@ ALONE = "obs"
 """Entry of an observation that was no ``Dict`` before."""
 
 MOST_TURNS = 100_000
-"""Of others between two turns of a learned agent."""
+"""Of a game, in which a learned agent is waited for."""
 
 EMPTY_GAMES = 100
-"""In a row without an agent, after which it is not waited for any more."""
+"""In a row without a learned agent, which are an error."""
 
 MOST_NAMED = 16
 """Agents whose returns are told one by one; of more, those with the same name but for its number are told together."""

@@ -105,6 +105,11 @@ class TeamEnv(gym.Env[dict[str, Any], Any]):
         self._left.update(agent for agent in acting if terminated[agent] or truncated[agent])
         cut_short = [agent for agent in acting if truncated[agent] and not terminated[agent]]
         there = self._acting()
+        lives = [agent for agent in acting if agent not in self._left]
+        if lives and not self._env.agents:
+            raise EnvError(
+                f"{self._name} has no agent left, and {lives[0]!r} has neither terminated nor been truncated"
+            )
         ended = not there
         cut = ended and bool(cut_short)
         reward = sum(float(rewards[agent]) for agent in acting) / len(self.agents)

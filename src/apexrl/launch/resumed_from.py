@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class Base:
     episodes: int = 0
     elapsed_seconds: float = 0.0
     best_eval_return: float | None = None
+    best_updates: int = 0  # of the weights that had it
 
 
 def base_of(folder: RunFolder) -> Base:
@@ -39,12 +41,19 @@ def base_of(folder: RunFolder) -> Base:
     def furthest(name: str, sources: Sequence[Mapping[str, Any]] = sources) -> Any:
         return max((source[name] for source in sources if source.get(name) is not None), default=None)
 
+    updates, best_return = int(furthest("updates") or 0), furthest("best_eval_return")
+    best_updates = updates if best_return is not None else 0
+    with suppress(SnapshotError):  # damaged ones are chosen anew
+        if (path := checkpoint.best(folder.checkpoints)) is not None:
+            about = checkpoint.load(path).metadata
+            best_return, best_updates = about.get("eval_return", best_return), int(about.get("updates", updates))
     return Base(
         env_steps=int(furthest("env_steps") or 0),
-        updates=int(furthest("updates") or 0),
+        updates=updates,
         episodes=int(furthest("episodes") or 0),
         elapsed_seconds=float(furthest("wall_seconds", [summary, *rows]) or 0.0),
-        best_eval_return=furthest("best_eval_return"),
+        best_eval_return=best_return,
+        best_updates=best_updates,
     )
 
 

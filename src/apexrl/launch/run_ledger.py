@@ -69,7 +69,7 @@ class Ledger:
         self.env_change = EnvChange()
         self._carry: Callable[[bytes], None] | None = None  # what tells workers of it
         self._returns = LatestReturns()
-        self._untrained = not base.updates  # whether no weights were evaluated that an update had changed
+        self._untrained = not base.best_updates  # whether no update had changed the best weights
         self._rules = StopRules(config.stop, base.best_eval_return)
         self._told_of_episodes = LatestEpisodes()
         self._unrecorded = 0  # values of callbacks
@@ -108,7 +108,9 @@ class Ledger:
         elif kind == "evaluation":
             mean = float(values["mean"])
             status.eval_return = mean
-            first = self._untrained and values.get("updates", 1) > 0  # untrained weights are then no longer the best
+            first = self._untrained and values.get("updates", 1) > 0  # untrained weights are the best no longer
+            if first:
+                self._rules.forget_best()
             if first or status.best_eval_return is None or mean > status.best_eval_return:
                 status.best_eval_return = mean
             self._untrained &= not first

@@ -42,6 +42,10 @@ class StopRules:
             return "stop_without_improvement"
         return ""
 
+    def forget_best(self) -> None:
+        """The next evaluation is better than those before, which were of untrained weights."""
+        self._best = None
+
     def look(self, status: RunStatus) -> str:
         """Look at the counters and metrics of a status."""
         if self._stop.env_steps and status.env_steps >= self._stop.env_steps:

@@ -72,8 +72,8 @@ class PlainLines:
 
     def update(self, status: RunStatus) -> None:
         self._status = status
-        if status.best_eval_return is not None:  # of a resumed run, before any here
-            self._best = max(self._best, status.best_eval_return)
+        if status.best_eval_return is not None:
+            self._best = status.best_eval_return
         now = time.monotonic()
         if now - self._printed_at >= LINE_PERIOD_SECONDS or status.phase != self._phase:
             self._printed_at, self._phase = now, status.phase

@@ -27,7 +27,8 @@ class Trial:
     """Exactly ``episodes`` episodes over B environments stepped together.
 
     Every environment owes a number of episodes that is fixed beforehand. Taking whichever end first would favour
-    short episodes. An agent that has not appeared while another one played ``WAITED_EPISODES`` owes none.
+    short episodes. Where an agent has not appeared while another one played ``WAITED_EPISODES``, that
+    one plays its episodes, too.
 
     Args:
         seed: of the environments, and of what ``settings`` have drawn.
@@ -133,9 +134,16 @@ class Trial:
             self._env.rest(np.array([not owed for owed in self._owed]))
         for episode in stepped.episodes:
             self._ended[episode.env] += 1
-        if max(self._ended) >= WAITED_EPISODES:
-            return any(owed and not absent for owed, absent in zip(self._owed, self._env.absent, strict=True))
+        if any(self._owed) and max(self._ended) >= WAITED_EPISODES:
+            self._play_for_absent()
         return any(self._owed)
+
+    def _play_for_absent(self) -> None:
+        """Whoever has played most owes the episodes of agents that have not appeared, too."""
+        most = self._ended.index(max(self._ended))
+        for row in np.flatnonzero(self._env.absent).tolist():
+            self._owed[most] += self._owed[row]
+            self._owed[row] = 0
 
     def compared(self) -> dict[str, Any]:
         """Lengths and ends of the episodes, and their discounted returns beside what the agent expected."""

@@ -44,6 +44,9 @@ def take_over(source: RunFolder, target: RunFolder, config: Config, text: str) -
             weights = checkpoint.load(best)
             checkpoint.save_best(target.checkpoints, weights.arrays, weights.metadata, fence)
             best_return = weights.metadata.get("eval_return")
+        elif (own := checkpoint.best(target.checkpoints)) is not None:
+            own.unlink()
+            own.with_suffix(".json").unlink(missing_ok=True)
         if source.replay_path.is_file():
             with replacing(target.replay_path, fence.check) as temporary:
                 shutil.copyfile(source.replay_path, temporary)

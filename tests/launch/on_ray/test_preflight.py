@@ -54,14 +54,18 @@ def test_a_learners_part_of_a_gpu_lies_on_one(each: float, learners: int, gpus: 
 
 
 @pytest.mark.parametrize(
-    ("address", "told", "hint"),
-    [("local", "did not start on this machine", r"\. Try again"), ("auto", "no Ray cluster at", "$")],
+    ("address", "kind", "told", "hint"),
+    [
+        ("local", Exception, "did not start on this machine", r"\. Try again"),
+        ("auto", Exception, "no Ray cluster at", "$"),
+        ("auto", ConnectionError, "no Ray cluster at", r"\. Start one with `ray start --head`"),
+    ],
 )
 def test_a_cluster_that_does_not_start_is_an_error_of_ours(
-    address: str, told: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    address: str, kind: type[Exception], told: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init(**kwargs: Any) -> None:
-        raise Exception("The current node timed out during startup.\nMore lines.")  # as Ray has it
+        raise kind("The current node timed out during startup.\nMore lines.")  # as Ray has it
 
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster.ray, "init", init)
