@@ -8,6 +8,7 @@ from typing import TypeVar
 from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
 
 
@@ -17,36 +18,30 @@ State = tuple[int, int, bytes, str]
 
 def new_segment(nbytes: int) -> _native.Segment:
     """ConfigError: the memory cannot be had."""
-    return _made(_native.Segment, nbytes)
+    return _result(_native.Segment, nbytes, ConfigError)
 
 
 def new_board(nbytes: int) -> _native.Board:
     """ConfigError: the memory cannot be had."""
-    return _made(_native.Board.create, nbytes)
-
-
-def _made(make: Callable[[int], _T], nbytes: int) -> _T:
-    try:
-        return make(nbytes)
-    except RuntimeError as error:
-        raise ConfigError(str(error)) from None
+    return _result(_native.Board.create, nbytes, ConfigError)
 
 
 def attach_segment(state: State) -> _native.Segment:
     """ClosedError: the segment's creator has ended."""
-    return _attached(_native.Segment.attach, state)
+    return _result(_native.Segment.attach, state, ClosedError)
 
 
 def attach_board(state: State) -> _native.Board:
     """ClosedError: the board's creator has ended."""
-    return _attached(_native.Board.attach, state)
+    return _result(_native.Board.attach, state, ClosedError)
 
 
-def _attached(attach: Callable[[State], _T], state: State) -> _T:
+def _result(make: Callable[[_A], _T], argument: _A, failure: type[Exception]) -> _T:
+    """``make(argument)``; its RuntimeError becomes a ``failure`` with the same words."""
     try:
-        return attach(state)
+        return make(argument)
     except RuntimeError as error:
-        raise ClosedError(str(error)) from None
+        raise failure(str(error)) from None
 
 
 def process_name(pid: int) -> str:

@@ -39,11 +39,9 @@ def take_over(source: RunFolder, target: RunFolder, config: Config, text: str) -
         fence = Fence(target.path, "population", number)
         target.write_config(config)
         checkpoint.save(target.checkpoints, found.arrays, found.metadata, keep=1, fence=fence)
-        best_return = None
         if best is not None:
             weights = checkpoint.load(best)
             checkpoint.save_best(target.checkpoints, weights.arrays, weights.metadata, fence)
-            best_return = weights.metadata.get("eval_return")
         elif (own := checkpoint.best(target.checkpoints)) is not None:
             own.unlink()
             own.with_suffix(".json").unlink(missing_ok=True)
@@ -54,7 +52,13 @@ def take_over(source: RunFolder, target: RunFolder, config: Config, text: str) -
             target.replay_path.unlink(missing_ok=True)
         target.summary_path.unlink(missing_ok=True)  # of the state that is gone
         counts = {name: found.metadata.get(name) for name in ("env_steps", "updates", "episodes")}
-        state = {**counts, "best_eval_return": best_return, "state_of": source.path.name}
-        row = {"kind": "message", "wall_seconds": None, **state, "level": "info", "text": text}
+        row = {
+            "kind": "message",
+            "wall_seconds": None,
+            **counts,
+            "state_of": source.path.name,
+            "level": "info",
+            "text": text,
+        }
         with open_lines(target.metrics_path) as log:
             log.write(json.dumps(row).encode() + b"\n")
