@@ -19,6 +19,7 @@ from apexrl.agents.return_heads import Categorical, Expected, Quantiles, Returns
 from apexrl.agents.trained_network import METRICS_PERIOD_UPDATES
 from apexrl.config import AgentConfig, Config
 from apexrl.errors import AgentError
+from apexrl.roles.env_arrays import zeroed
 from apexrl.spec import ActionSpec, Array, EnvSpec, Field
 from sampled_batch import Batch
 
@@ -236,18 +237,24 @@ def test_every_environment_explores_by_noise_of_its_own() -> None:
     assert len({tuple(row) for row in q.tolist()}) == 6
 
 
-def test_noise_is_held_while_acting_for_as_long_as_is_set() -> None:
+def test_an_environment_holds_its_noise_for_as_many_of_its_steps_as_are_set() -> None:
     agent = DQN(VECTOR, config_of("noisy_dqn", noise_period=3))
+    alike = {"observation": np.ones((2, *VECTOR.observation["observation"].shape), np.float32)}
+    states: dict[str, Any] = {"left": None, "right": None}
 
-    def q(rows: int = 2, greedy: bool = False) -> Any:
-        alike = {"observation": np.ones((rows, *VECTOR.observation["observation"].shape), np.float32)}
-        return agent.act(alike, None, np.zeros(rows, np.float32), greedy).extras["q"].tolist()
+    def q(group: str, greedy: bool = False) -> Any:
+        acted = agent.act(alike, states[group], np.zeros(2, np.float32), greedy)
+        states[group] = acted.state
+        return acted.extras["q"].tolist()
 
-    first, greedy, *same, other = q(), q(greedy=True), q(), q(), q()
-    assert same == [first, first]
-    assert first not in (greedy, other)
-    assert q() == other
-    assert q(5)[:2] != other  # of other environments
+    left, right = zip(*((q("left"), q("right")) for _ in range(7)), strict=True)  # as of a server that answers two
+    for steps in (left, right):
+        assert [steps[step] == steps[step - 1] for step in range(1, 7)] == [True, True, False, True, True, False]
+    assert left[0] not in (right[0], q("left", greedy=True))
+    states["left"] = zeroed(states["left"], np.array([True, False]))  # an episode begins in one of them
+    anew, goes_on = q("left")
+    assert anew not in left[6]
+    assert goes_on == left[6][1]
 
 
 @pytest.mark.parametrize("double", [True, False])

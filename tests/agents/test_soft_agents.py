@@ -296,7 +296,7 @@ def test_a_temperature_must_be_positive(name: str, changes: dict[str, float]) ->
         make(name, **changes)
 
 
-@pytest.mark.parametrize("name", ["sac", "discrete_sac", "crossq"])
+@pytest.mark.parametrize("name", ["sac", "discrete_sac", "crossq", "cql"])
 def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With targets that are the networks themselves."""
     alpha, noise = 0.7, torch.randn(ROWS, D, generator=torch.Generator().manual_seed(1))
@@ -317,7 +317,8 @@ def test_priorities_are_what_an_update_would_write_back(name: str, monkeypatch: 
             unit = 2 * (prepared.action - torch.tensor(LOW)) / torch.tensor(HIGH - LOW) - 1
             q = network(prepared.observation, unit).squeeze(2)
             later, log_prob = squashed(output, noise)
-            value = network(prepared.next_observation, later).squeeze(2).amin(dim=0) - alpha * log_prob
+            entropy = 0.0 if name == "cql" else -alpha * log_prob
+            value = network(prepared.next_observation, later).squeeze(2).amin(dim=0) + entropy
     found = agent.priorities(batch.data)
     assert (found.shape, found.dtype) == ((ROWS,), np.float32)
     delta = (prepared.reward + prepared.discount * value - q).abs().mean(dim=0)

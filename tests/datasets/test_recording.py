@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,18 @@ import pytest
 import torch
 from corridor_data import CORRIDOR, corridor_episodes, write_corridor
 
-from apexrl.agents import with_agent
+from apexrl.agents import agent_class, with_agent
 from apexrl.cli.main import main
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.datasets.episode import Episode
 from apexrl.datasets.filling import filled_replay
 from apexrl.datasets.minari_files import Dataset, write
-from apexrl.envs import env_spec
+from apexrl.envs import env_spec, make_vector
 from apexrl.envs.spaces import flatten_observation, observation_leaves
 from apexrl.errors import ConfigError
-from apexrl.evaluation.recording import pieces, saved
+from apexrl.evaluation.loaded_agent import LoadedAgent
+from apexrl.evaluation.recording import pieces, played, saved
 from apexrl.launch import launch
 from apexrl.replay import Replay
 from apexrl.run.folder import RunFolder
@@ -81,6 +83,18 @@ def test_a_run_records_and_the_dataset_tells_of_it(
     assert told["gamma"] == 0.9
     assert told["updates_needed"] > 5
     assert told["dataset"]["low"] <= told["dataset"]["value"] <= told["dataset"]["high"]
+
+
+def test_recorded_probabilities_multiply_to_those_of_episodes() -> None:
+    """Also of an agent that explores by pink noise, by which an action resembles the one before it."""
+    config = override(with_agent(Config(), "ppo"), {"env": CORRIDOR, "pink_noise": True, "eval_actions": "sampled"})
+    with closing(make_vector(config.env, 1, 0)) as env:
+        spec = env.spec
+    loaded = LoadedAgent(agent_class("ppo")(spec, config.agent, "cpu", 0), spec, None)
+    actions = [one.action for one in played(loaded, config, 200, 1)]
+    same = np.concatenate([one[1:] == one[:-1] for one in actions])
+    right = float(np.concatenate(actions).mean())
+    assert abs(same.mean() - (right**2 + (1 - right) ** 2)) < 4 * 0.5 / np.sqrt(len(same))
 
 
 def test_what_cannot_be_recorded_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

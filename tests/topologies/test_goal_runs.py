@@ -84,6 +84,7 @@ def test_hindsight_solves_what_is_not_solved_without(topology: str, agent: str, 
         ),
         ("apex", "dqn", {"env": "CartPole-v1", "env_kwargs": {}}, EnvError, "achieved_goal and a desired_goal"),
         ("apex", "r2d2", {}, ConfigError, "learns from sequences: set --hindsight none"),
+        ("apex", "dqn", {"last_action_reward": True}, ConfigError, "--last-action-reward shows agents those of before"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_process_starts(

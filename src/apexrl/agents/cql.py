@@ -41,6 +41,10 @@ class CQL(SAC):
             loss = loss + config.conservative_weight * penalty
         return CriticLoss(loss, delta.detach().abs().mean(dim=0), q, next_log_prob)
 
+    def errors(self, batch: Transitions, now: Tensor, later: Tensor, next_log_prob: Tensor) -> Tensor:
+        """Priorities [B], |δ|, by the same target."""
+        return (critic_target(batch.reward, batch.discount, later.squeeze(2)) - now.squeeze(2)).abs().mean(dim=0)
+
     def _candidates(self, batch: Transitions) -> Tensor:
         """Q_k(s, a_j) − log p(a_j) of actions drawn anew, [K, B, 3·N]."""
         rows, drawn, size = len(batch.reward), self._config.conservative_actions, self._box.size

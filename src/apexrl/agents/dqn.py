@@ -40,6 +40,7 @@ from apexrl.protocols import Acted, Arrays, State
 from apexrl.spec import EnvSpec, Field
 
 NOT_COMPUTED = torch.zeros(())
+HELD_NOISE, HELD_STEPS = "held_noise", "held_steps"
 
 
 class DQN:
@@ -96,8 +97,6 @@ class DQN:
             self.generators["noise"] = self._noise = noise_generator(seed)
         self._graphs = cuda_graphs(self)
         self._given: list[Draw] = []  # drawn for the next passes, which else draw by themselves
-        self._acting_noise: Tensor | None = None  # [rows, noise_size], of the acts so far of ``noise_period``
-        self._acts = 0
         self._resets = Resets(self._network, make, config, seed) if config.reset_period_updates else None
         if self._resets is not None:
             self.generators["resets"] = self._resets.rng
@@ -116,11 +115,12 @@ class DQN:
     def act(self, observations: Arrays, state: State, exploration: NDArray[np.float32], greedy: bool = False) -> Acted:
         """Actions, int64 [B] or [B, k], with what priorities need. ``exploration`` is ε of each environment, [B].
 
-        Every environment has noise of its own, drawn anew every ``noise_period`` calls, and half as many fractions as
-        in learning (Dabney et al. 2018b: 32). A greedy action uses no noise and always the same fractions.
+        Every environment has noise of its own, drawn anew every ``noise_period`` of its steps and when an episode
+        begins, and half as many fractions as in learning (Dabney et al. 2018b: 32). A greedy action uses no noise and
+        always the same fractions.
         """
         rows = len(exploration)
-        draw = self._greedy_draw(rows) if greedy else self._acting_draw(rows)
+        draw, state = (self._greedy_draw(rows), state) if greedy else self._acting_draw(rows, state)
         shown = on_device(self._choices.masks.networks_see(observations), self._device)
         seen = self._memory.now(self._normalizer.observation(shown), state)
         answers = self._returns.read(self._online.values(seen, draw)).cpu()
@@ -314,13 +314,18 @@ class DQN:
         few = self._few
         return Draw(None, midpoints(few, self._device).expand(rows, few)) if few else NOTHING
 
-    def _acting_draw(self, rows: int) -> Draw:
-        """Of acting that explores: held noise of each row, which is drawn anew where there are other rows."""
-        held = self._acting_noise
-        if self._acts % self._config.noise_period == 0 or held is None or len(held) != rows:
-            held, self._acts = self._noise_of(rows), 0
-        self._acting_noise, self._acts = held, self._acts + 1
-        return self._draw(rows, self._few, held)
+    def _acting_draw(self, rows: int, state: State) -> tuple[Draw, State]:
+        """Of acting that explores, and the state with it: the noise that an environment holds, and for how many steps
+        it has."""
+        noise = self._noise_of(rows)
+        if noise is None or self._config.noise_period == 1:
+            return self._draw(rows, self._few, noise), state
+        given = state or {}
+        steps = given.get(HELD_STEPS, np.zeros((rows, 1), np.int32))
+        due = steps % self._config.noise_period == 0  # zeros: an episode begins
+        held = np.where(due, as_array(noise), given.get(HELD_NOISE, np.float32(0)))
+        draw = self._draw(rows, self._few, torch.from_numpy(held).to(self._device))
+        return draw, {**given, HELD_NOISE: held, HELD_STEPS: steps + 1}
 
     def _noise_of(self, *rows: int) -> Tensor | None:
         """f(ε) [*rows, noise_size] of all noisy layers; None: there is none."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.agents.acting_noise import LEVELS
 from apexrl.config import Config
 from apexrl.datasets.episode import LOG_PROB, Episode
 from apexrl.datasets.minari_files import write
@@ -62,7 +63,8 @@ def played(loaded: LoadedAgent, config: Config, episodes: int, seed: int) -> Ite
         open_ = [_Growing(observation, row) for row in range(rows)]
         exploration = np.zeros(rows, np.float32)
         while any(owed):
-            acted = loaded.agent.act(seen, state, exploration, greedy=greedy)
+            drawn_alone = {name: value for name, value in (state or {}).items() if name != LEVELS}  # see ``_log_prob``
+            acted = loaded.agent.act(seen, drawn_alone or None, exploration, greedy=greedy)
             chosen, state = np.asarray(acted.actions), acted.state
             executed = chosen if changes is None else changes.of(chosen, seen)
             told = _log_prob(config, loaded, chosen, executed, acted.extras)
@@ -197,7 +199,10 @@ class _Growing:
 
 
 def _log_prob(config: Config, loaded: LoadedAgent, chosen: Array, executed: Array, extras: Any) -> NDArray[Any] | None:
-    """log b(a|s) [B] of executed actions; None: not known."""
+    """log b(a|s) [B] of executed actions; None: not known.
+
+    An episode's probability is the product of its actions' only where no action depends on the noise of those before.
+    """
     settings, action = config.evaluator, loaded.spec.action
     if settings.eval_sticky or settings.eval_noops or loaded.spec.masked:
         return None

@@ -61,7 +61,8 @@ def hindsight(config: Config, probe: Probe) -> dict[str, Any]:
     """How goals are drawn in hindsight.
 
     Raises:
-        ConfigError: the agent learns from no transitions, or the replay would keep no episodes.
+        ConfigError: the agent learns from no transitions, the replay would keep no episodes, or observations hold
+            rewards.
     """
     replay = config.replay
     if replay.hindsight == "none":
@@ -77,6 +78,11 @@ def hindsight(config: Config, probe: Probe) -> dict[str, Any]:
         raise ConfigError(
             f"--hindsight {replay.hindsight} draws goals from whole episodes, of which "
             f"--remover {replay.remover}{whose} keeps single steps: set --remover fifo"
+        )
+    if config.env.last_action_reward:
+        raise ConfigError(
+            f"--hindsight {replay.hindsight} makes rewards anew, and --last-action-reward shows agents those of before:"
+            " leave out one of them"
         )
     return {"hindsight": replay.hindsight, "hindsight_share": replay.hindsight_share}
 
