@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
+from apexrl.config.home_paths import expanded
 from apexrl.config.named_env import named_env
 from apexrl.config.placement import Listen, Placement, Ray
 from apexrl.config.trust import entrusted, named
@@ -325,7 +326,7 @@ def publish(
         (made / published.CARD).write_text(text, encoding="utf-8")
         if on_hub:
             return published.upload(made, str(to), private)
-        return str(published.put(made, Path(to).expanduser()))
+        return str(published.put(made, expanded(to)))
 
 
 def run(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.api import Run
+from apexrl.config.home_paths import expanded
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
@@ -168,7 +169,7 @@ def stand_by(
     with drawn(folder, watching):
         where = {"name": name, "out": out, "token": token, "trust": trust, "checkpoint_url": checkpoint_url}
         summary = launch.stand_by(url, run, [folder, *watching], **where)
-    return Run(folder.path or Path(out).expanduser() / (name or run), summary)
+    return Run(folder.path or expanded(out) / (name or run), summary)
 
 
 def _observed(

@@ -53,7 +53,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Confi
         runs.append((config, resume))
         on_folder(tmp_path)
 
-        return SimpleNamespace(summary={"stopped_by": {7: "interrupted", 8: "error"}.get(config.seed, "env_steps")})
+        stopped_by = {7: "interrupted", 8: "error"}.get(config.seed, "env_steps")
+        return SimpleNamespace(summary={"stopped_by": stopped_by, "not_saved": ["a checkpoint"] * (config.seed == 9)})
 
     monkeypatch.setattr("apexrl.api.run", run)
     return runs
@@ -161,7 +162,7 @@ def test_resume_takes_new_ends_only(started: list[Any], tmp_path: Path) -> None:
     assert config == convert.override(preset("cartpole").config, {"minutes": 3.0})
 
 
-@pytest.mark.parametrize(("seed", "code"), [(1, 0), (7, 130), (8, 1)])
+@pytest.mark.parametrize(("seed", "code"), [(1, 0), (7, 130), (8, 1), (9, 1)])
 def test_exit_codes_of_runs_that_ended(seed: int, code: int, started: list[Any]) -> None:
     assert main.main(["train", "cartpole", "--seed", str(seed)]) == code
 
@@ -293,6 +294,26 @@ def test_closed_streams_change_no_exit_code(closed: str) -> None:
         ["sh", "-c", f'"{sys.executable}" -m apexrl.cli list {closed}'], capture_output=True, check=False
     )
     assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False)
+
+
+def test_a_reader_who_leaves_changes_no_exit_code() -> None:
+    """As of ``apexrl list | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as pipe:
+        words = [sys.executable, "-m", "apexrl.cli", "list"]
+        ended = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_terminal_without_unicode_is_shown_the_rest(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "apexrl.cli", "list"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert (ended.returncode, b"cartpole" in ended.stdout) == (0, True), ended.stderr
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,6 +188,8 @@ def test_the_own_pool_plays_nobody_who_sees_something_else(maker: str, monkeypat
         with pytest.raises(EnvError, match=r"buyer of offer_toys.* other observations .* --played-by 'buyer=RUN'"):
             make_vector(replace(config, played_by=own), 2, 1)
     make_vector(replace(config, played_by=("b*=runs/buyers",)), 2, 1).close()
+    with pytest.raises(EnvError, match=r"--played-by 'byer=…': .* has .*buyer.*, and no such agent"):
+        make_vector(replace(config, played_by=("b*=runs/buyers", "byer=self")), 2, 1)
 
 
 def test_every_game_is_closed_when_closing_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:

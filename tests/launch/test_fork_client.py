@@ -11,6 +11,7 @@ import pytest
 from apexrl.errors import WorkerError
 from apexrl.launch import fork_client
 from apexrl.launch.fork_client import Died, ForkClient
+from apexrl.launch.unnamed_file import unnamed_file
 
 START = fork_client.start
 
@@ -64,3 +65,12 @@ def test_many_requests_in_a_row_do_not_wait_for_one_another() -> None:
             assert wait_for(all_died)
     finally:
         server.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
+def test_no_folder_for_temporary_files_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with unnamed_file() as file:
+        file.write(b"written")
+        file.seek(0)
+        assert file.read() == b"written"

@@ -80,6 +80,7 @@ def test_the_last_one_is_tried_for_a_while_and_then_told_as_lost(stage: Any, mon
     (said,) = warnings(stage)
     assert "Permission denied" in said
     assert "No checkpoint was written yet" in said
+    assert stage.values("not_saved") == [{"what": "a checkpoint"}]
 
 
 def test_a_loss_says_how_long_it_was_tried(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:

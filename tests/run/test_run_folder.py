@@ -67,8 +67,12 @@ def test_default_names(tmp_path: Path) -> None:
 
 def test_out_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write a run folder in --out"):
-        new_folder(Config(out=str(tmp_path / "file")))
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, what in {"file": "a file", "link": "a link to what is not there"}.items():
+        with pytest.raises(ConfigError, match=f"cannot write a run folder in --out .*{name}: it is {what}"):
+            new_folder(Config(out=str(tmp_path / name)))
+    with pytest.raises(ConfigError, match="no home folder is known for ~nobody-of-this-name"):
+        new_folder(Config(out="~nobody-of-this-name/runs"))
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:

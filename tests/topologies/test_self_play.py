@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from apexrl.agents.dqn import DQN
 from apexrl.agents.transition_batch import Transitions
 from apexrl.config import Config
 from apexrl.config.convert import override
+from apexrl.envs import make_vector
 from apexrl.errors import ConfigError
 from apexrl.launch import launch
 from apexrl.links.local.role_context import InlineContext, InlineRun, WorkerIdentity
 from apexrl.roles.pool_players import PoolPlayers, opponents
 from apexrl.run import checkpoint
 from apexrl.run.metrics import read_rows
+from apexrl.run.observers import IdleObserver
 from apexrl.run.opponent_pool import Member, OpponentPool, Ratings
+from apexrl.run.status import Level
 from apexrl.topologies.placements import check
 from apexrl.topologies.validation import validate
 
@@ -184,6 +189,54 @@ def test_a_run_that_nobody_can_play_is_told_of_once(tmp_path: Path) -> None:
         f"--played-by: {empty} has no pool yet; until it has one, agents that it plays act at random",
     ]
     assert len({one["once"] for one in told}) == 2
+
+
+def test_a_run_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be resumed from another working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = self_play("impala", tmp_path, played_by=("a=runs/other", "b=~/other", "*=self"))
+    assert config.env.played_by == (f"a={tmp_path}/runs/other", f"b={tmp_path}/home/other", "*=self")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 500)], ids=["lost", "cut off"])
+def test_a_policy_that_cannot_be_read_plays_no_more(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    config = self_play("impala", tmp_path, newest_share=0.0, env_steps=400, pool_size=10)
+    launch(config)
+    folder = tmp_path / "run"
+    pool = OpponentPool(folder)
+    before = pool.ratings()
+    assert before is not None
+    damaged = before.members[-1].name
+    damage(pool.file(damaged))
+    told: list[dict[str, Any]] = []
+    players = PoolPlayers(config, folder, 0, tell=lambda **values: told.append(values))
+    with closing(make_vector(config.env, 1, 0)) as env:
+        spec = env.spec
+    assert not players.can_play(f"self:{damaged}", spec)
+    assert players.can_play(f"self:{before.members[0].name}", spec)
+    assert len(told) == 1
+    assert f"{damaged}.safetensors" in told[0]["text"]
+    drawn = {players.draw(["first"])["first"] for _ in range(200)}
+    assert drawn == {f"self:{member.name}" for member in before.members[:-1]}
+    warnings: list[str] = []
+    launch(override(config, {"env_steps": 800}), [Warned(warnings)], resume=folder)
+    after = pool.ratings()
+    assert after is not None
+    assert len(after.members) > len(before.members)
+    assert next(one for one in after.members if one.name == damaged) == before.members[-1], "it was rated"
+    assert any(f"{damaged}.safetensors" in text for text in warnings)
+
+
+class Warned(IdleObserver):
+    """Keeps warnings."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def message(self, text: str, level: Level = "info") -> None:
+        if level == "warning":
+            self._texts.append(text)
 
 
 def test_the_roles_clock_decides_when_a_pool_is_looked_at(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if os.environ.get("NO_COLOR"):
         os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"  # tyro looks at this alone, when it is imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # characters that the terminal's encoding lacks end no command
     try:
         return _main(argv)
     finally:
@@ -79,6 +83,8 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         return _dispatch(words)
     except SystemExit as stop:  # tyro: 0 after --help, 2 after an error that it has printed
+        if isinstance(stop.__context__, BrokenPipeError):  # rich: 1, where nobody reads what it prints
+            return OK
         return stop.code if isinstance(stop.code, int) else USAGE
     except KeyboardInterrupt:
         complain("interrupted")  # before a run began, or of what is no run

@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError
 
 PACKAGE: Final = "my_project"
@@ -30,7 +31,7 @@ def write(name: str, out: str | Path = ".") -> str:
             folder cannot be written.
     """
     package = _package(name)
-    parent = Path(out).expanduser()
+    parent = expanded(out)
     folder = parent / name
     if folder.exists():
         raise ConfigError(f"{folder} is there already: give another name, or remove it")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError
 from apexrl.replay import Replay
 from apexrl.replay.inspection import Inspection, histogram, inspect
@@ -50,7 +51,7 @@ def show(path: str, items: int, drawn: int, as_json: bool, pictures: str, consol
     else:
         _print(path, found, items, console)
     if pictures:
-        for picture in _pictures(found, items, Path(pictures).expanduser()):
+        for picture in _pictures(found, items, expanded(pictures)):
             console.print(f"picture: {picture}", highlight=False)
     return 0
 

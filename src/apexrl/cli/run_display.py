@@ -52,6 +52,8 @@ def shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequenc
             with suppress(OSError, ValueError):  # a closed terminal must not hide how the run ended
                 sys.stderr.flush()
                 print(path, flush=True)
+    if run.summary.get("not_saved"):
+        return FAILED
     return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apexrl.cli import train_flags
 from apexrl.config import Config, convert
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError
 from apexrl.presets import names, preset, unseen, with_names
 from apexrl.presets.choice import AUTO
@@ -19,7 +20,7 @@ def starting_point(words: list[str], command: str = "train") -> tuple[Config, st
     if words and not words[0].startswith("-"):
         word = words.pop(0)
         if word.endswith(".toml"):
-            path = Path(word).expanduser()
+            path = expanded(word)
             if not path.is_file():
                 raise ConfigError(f"there is no file {path}")
             # the folder of the first run exists: this one gets a new name

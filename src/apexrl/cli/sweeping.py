@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apexrl.cli.exit_codes import FAILED, INTERRUPTED, OK
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,11 +192,11 @@ def _entrusted(plan: Plan, trust: Sequence[str], folder: Path, command: str, env
 
 
 def _place(study: str) -> Path:
-    return ROOT / study if re.fullmatch(r"[\w.-]+", study) and study not in (".", "..") else Path(study).expanduser()
+    return ROOT / study if re.fullmatch(r"[\w.-]+", study) and study not in (".", "..") else expanded(study)
 
 
 def _existing(study: str) -> Path:
-    given = Path(study).expanduser()
+    given = expanded(study)
     return given if given.is_dir() else _place(study)
 
 

@@ -14,6 +14,7 @@ from apexrl.compare.plan import Arm, Plan
 from apexrl.compare.progress import Progress
 from apexrl.compare.report import Report
 from apexrl.config import Config
+from apexrl.config.home_paths import expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ApexrlError, ConfigError, EnvError
 from apexrl.run.folder import RunFolder
@@ -57,7 +58,7 @@ def compare(
         ConfigError: nothing can be written to ``out``.
         ApexrlError: an arm cannot run; nothing was run.
     """
-    out = Path(out).expanduser().resolve()
+    out = expanded(out).resolve()
     _check_writable(out)
     progress = Progress(console, len(plan.order()))
     report = Report(plan)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
+from apexrl.config.home_paths import expanded
 from apexrl.config.settings import Needs, Range
 
 OWN: Final = "self"
@@ -49,6 +50,15 @@ class AgentGameSettings:
     pool: its earlier policies, all alike, which get better as it does."""
     elo_k: Annotated[float, Range(above=0, at_most=1000)] = 16.0
     """Elo's K: most points that one game changes a rating by."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "played_by", tuple(map(_whole, self.played_by)))
+
+
+def _whole(entry: str) -> str:
+    """NAMES=RUN with the whole path of RUN: a run may be resumed from another working folder."""
+    names, equals, run = entry.partition("=")
+    return f"{names}={expanded(run).absolute()}" if equals and run not in ("", OWN) else entry
 
 
 @dataclass(frozen=True)

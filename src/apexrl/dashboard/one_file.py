@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from apexrl.config.home_paths import expanded
 from apexrl.dashboard import group_views, page, run_views
 from apexrl.dashboard.run_index import RunFiles, RunIndex
 from apexrl.errors import ConfigError
@@ -32,7 +33,7 @@ def write_report(paths: Sequence[str | Path], out: Path) -> Path:
         raise ConfigError(f"there is no run{where}: give run folders, such as runs/NAME")
     title = f"{len(runs)} runs" if len(runs) > 1 else next(iter(runs.values())).name
     text = page.in_one_file(dict(_answers(runs)), f"{title}, {datetime.now():%d %B %Y, %H:%M}")
-    out = out.expanduser()
+    out = expanded(out)
     try:
         replace_text(out, text)
     except OSError as error:

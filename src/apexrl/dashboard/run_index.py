@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from apexrl.config.home_paths import expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.dashboard.metrics_reader import MetricsReader, finite, newest_status
 from apexrl.errors import ConfigError, SnapshotError
@@ -138,7 +139,7 @@ class RunIndex:
     """
 
     def __init__(self, root: str | Path) -> None:
-        given = Path(root).expanduser()
+        given = expanded(root)
         if not given.is_dir():
             beside = [entry.name for entry in given.parent.iterdir() if entry.is_dir()] if given.parent.is_dir() else []
             near = did_you_mean(given.name, beside)

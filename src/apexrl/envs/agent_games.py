@@ -131,9 +131,15 @@ def _check_players(config: EnvConfig, game: Any, learned: Sequence[str]) -> None
     """Whether policies of the run's own pool can play those whom they are to play.
 
     Raises:
-        EnvError: one of these has other spaces than the agents that are learned.
+        EnvError: one of these has other spaces than the agents that are learned; or a name of ``played_by`` is none of
+            the agents'.
     """
     named = [entry.partition("=") for entry in config.played_by]
+    for names, _, _ in named:
+        if not any(fnmatchcase(agent, names) for agent in game.possible_agents):
+            raise EnvError(
+                f"--played-by '{names}=…': {config.env} has {', '.join(game.possible_agents)}, and no such agent"
+            )
     for agent in game.possible_agents:
         runs = [run for names, _, run in named if fnmatchcase(agent, names)] or [OWN]
         spaces = game.observation_space, game.action_space

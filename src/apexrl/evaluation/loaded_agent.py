@@ -11,6 +11,7 @@ import numpy as np
 
 from apexrl.agents.network_size import least_nbytes
 from apexrl.config import Config, WiringConfig
+from apexrl.config.home_paths import expanded
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints
@@ -233,7 +234,7 @@ def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) ->
 
 def _find(folder: RunFolder, wanted: str) -> checkpoints.Checkpoint:
     if wanted not in ("best", "latest"):
-        path = Path(wanted).expanduser()
+        path = expanded(wanted)
         if not path.is_file():
             raise ConfigError(f"there is no checkpoint {wanted}: give best, latest, or a file of {folder.checkpoints}")
         return checkpoints.load(path)

@@ -17,6 +17,7 @@ from apexrl.config import Config
 from apexrl.datasets.episode import LOG_PROB, Episode
 from apexrl.datasets.minari_files import write
 from apexrl.errors import ConfigError
+from apexrl.protocols import State
 from apexrl.roles.executed_actions import ExecutedActions, changes_actions, check_actions, described
 from apexrl.spec import Array
 
@@ -59,7 +60,8 @@ def played(loaded: LoadedAgent, config: Config, episodes: int, seed: int) -> Ite
         changes = ExecutedActions(settings, spec, rows, seed) if changes_actions(settings) else None
         frames = FrameStack(spec.stack, rows, spec.observation)
         observation = env.reset(seed)
-        seen, state = frames.push(observation), None
+        seen = frames.push(observation)
+        state: State = None
         open_ = [_Growing(observation, row) for row in range(rows)]
         exploration = np.zeros(rows, np.float32)
         while any(owed):

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.config import EnvConfig
+from apexrl.config.home_paths import expanded
 from apexrl.errors import EnvError
 from apexrl.evaluation.rendered_env import picture_of, rendered
 
@@ -28,7 +29,7 @@ def filmed(config: EnvConfig, folder: Path) -> tuple[EnvConfig, list[Path]]:
     except ModuleNotFoundError as error:
         raise EnvError("videos need an encoder that is not installed; run: pip install 'apexrl[video]'") from error
     films: list[Path] = []
-    folder = folder.expanduser()
+    folder = expanded(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return rendered(config, lambda env: Camera(env, folder, films)), films
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError, LinkError, SnapshotError
 from apexrl.links.backoff import Backoff
 from apexrl.run import checkpoint, checkpoint_store
@@ -190,7 +191,7 @@ def restore_run(url: str, out: str) -> Path:
     below, _, name = url.rstrip("/").rpartition("/")
     if not re.fullmatch(r"[\w.+=@-]{1,100}", name):
         raise ConfigError(f"{store.shown} does not end with the name of a run")
-    folder = Path(out).expanduser() / name
+    folder = expanded(out) / name
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:

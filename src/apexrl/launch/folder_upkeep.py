@@ -103,18 +103,22 @@ class Upkeep(IdleObserver):
 
 def write_summary(
     folder: RunFolder, summary: Mapping[str, Any], tell: Callable[[str, Level], None], deadline: float
-) -> None:
-    """Write the summary, or ``tell`` it whole where that cannot be done until ``deadline`` (monotonic seconds)."""
+) -> bool:
+    """Write the summary, or ``tell`` it whole where that cannot be done until ``deadline`` (monotonic seconds).
+
+    Returns:
+        False: it cannot be written.
+    """
     while True:
         try:
             folder.write_summary(summary)
-            return
+            return True
         except FencedError as fenced:
             tell(str(fenced), "warning")
-            return
+            return True
         except (OSError, SnapshotError) as error:
             if time.monotonic() >= deadline:
                 where, words = folder.summary_path, json.dumps(summary, default=str)
                 tell(f"{where} could not be written: {error}. The summary: {words}", "warning")
-                return
+                return False
         time.sleep(0.25)

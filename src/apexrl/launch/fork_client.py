@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from apexrl.agents import AGENTS
 from apexrl.config import Config
 from apexrl.errors import WorkerError
 from apexrl.launch.fork_server import SINGLE_THREADED, Birth
+from apexrl.launch.unnamed_file import unnamed_file
 
 PRELOAD = (
     "torch",
@@ -96,7 +96,7 @@ class ForkClient:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer = b""
         self.ready = False
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
+        self._complaints = unnamed_file()  # lives as long as the server
         path = [entry or os.getcwd() for entry in sys.path]
         environment = dict(os.environ) | dict.fromkeys(SINGLE_THREADED, "1")
         self._process = start(theirs.fileno(), path, preload, self._complaints.fileno(), environment)

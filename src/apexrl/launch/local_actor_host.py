@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from apexrl.errors import ApexrlError, HeldError, WorkerError
 from apexrl.launch.contained_observers import complain
 from apexrl.launch.restart_budget import EARLY_SECONDS, Ending, RestartBudget, ending_of
 from apexrl.launch.stall_dump import START, stood_still
+from apexrl.launch.unnamed_file import unnamed_file
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.links.printable import host_name
 from apexrl.run.identity import run_of
@@ -55,7 +55,7 @@ class LocalActorHost(IdleObserver):
     ours = True
 
     def __init__(self, url: str, identity: Identity, config: Config) -> None:
-        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open as long as this observer)
+        self._output = unnamed_file()  # open as long as this observer
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)  # it is emptied while others write
         self._read = 0  # bytes of it
         self._unwritten = self._last = b""  # what is not in the log yet; the end of all

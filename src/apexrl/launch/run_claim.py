@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl.config import Config, convert
+from apexrl.config.home_paths import expanded
 from apexrl.config.placement import Placement, Redis
 from apexrl.errors import ConfigError, HeldError, SnapshotError
 from apexrl.run import checkpoint
@@ -84,7 +85,7 @@ def resume_or_start(
     """
     if not config.name:
         raise ConfigError("--resume-or-start knows a run by its name: say --name")
-    path = Path(config.out).expanduser() / config.name
+    path = expanded(config.out) / config.name
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -70,6 +70,7 @@ class Ledger:
         self._carry: Callable[[bytes], None] | None = None  # what tells workers of it
         self._returns = LatestReturns()
         self._untrained = not base.best_updates  # whether no update had changed the best weights
+        self._not_saved: list[str] = []
         self._rules = StopRules(config.stop, base.best_eval_return)
         self._told_of_episodes = LatestEpisodes()
         self._unrecorded = 0  # values of callbacks
@@ -120,6 +121,8 @@ class Ledger:
         elif kind in _CARRIERS:
             self._carriers[kind] = values  # a learner's host may have a gateway beside its intake
             self.carried = {name: value for one in _CARRIERS for name, value in self._carriers.get(one, {}).items()}
+        elif kind == "not_saved":
+            self._not_saved.append(values["what"])
         elif kind == "ratings":
             self.record({f"pool_{name}": float(number) for name, number in values.items()})
         elif kind == "inference":
@@ -343,7 +346,9 @@ class Ledger:
             error=error,
         )
         summary["generation"] = self.folder.generations.run
-        write_summary(self.folder, summary, self.tell, time.monotonic() + SUMMARY_SECONDS)
+        summary["not_saved"] = self._not_saved
+        if not write_summary(self.folder, summary, self.tell, time.monotonic() + SUMMARY_SECONDS):
+            self._not_saved.append("the summary")
         contained_observers.pass_on_news(self._observers, time.monotonic())
         contained_observers.finish(self._observers, summary)
         return summary

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from apexrl.config import Config, HostsConfig
+from apexrl.config.home_paths import expanded
 from apexrl.config.placement import Redis
 from apexrl.config.trust import entrusted
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
@@ -53,7 +53,7 @@ def stand_by(
     Returns:
         The summary; of a run that ended without this standby, the one in its folder, with ``stopped_by`` ``finished``.
     """
-    folder = RunFolder(Path(out).expanduser() / (name or check_name(run)))
+    folder = RunFolder(expanded(out) / (name or check_name(run)))
     server = Server(url)
     server.check()
     tell = partial(contained_observers.tell, contained(observers))

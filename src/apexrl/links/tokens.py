@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError
 
 TOKEN: Final = "APEXRL_TOKEN"
@@ -38,7 +39,7 @@ def read_token(file: str, make: bool = False) -> str:
             f"a token that other hosts share is required: set {TOKEN}, or give --token-file FILE"
             + (" (created if missing; copy it to them)" if make else ", copied from the learner's host")
         )
-    path = Path(file).expanduser()
+    path = expanded(file)
     try:
         if make:
             _make(path)

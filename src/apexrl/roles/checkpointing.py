@@ -181,6 +181,7 @@ class Saving:
                     continue
                 if (tried := time.monotonic() - began) >= LAST_SECONDS:
                     self._tell(error, f"It was tried for {tried:.0f} s, and is lost")
+                    self._context.send("not_saved", what=self._what)
                     return
             self._context.should_stop()  # also the heartbeat
             time.sleep(_LAST_PAUSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
@@ -48,7 +49,9 @@ class PoolKeeper:
         self._pool = OpponentPool(context.folder, context.fence)
         self._ratings = self._pool.ratings() or Ratings()
         self._seeds = np.random.SeedSequence(context.seed)
-        self._players = PoolPlayers(config, context.folder, context.seed, clock=context.clock)
+        self._spec = spec
+        tell = partial(context.send, "log", level="warning")
+        self._players = PoolPlayers(config, context.folder, context.seed, tell=tell, clock=context.clock)
         games = min(config.evaluator.eval_envs, settings.match_games)
         self._env = role_envs(
             context, config, games, context.seed, cores=1, changing=False, players=lambda _: self._players
@@ -77,7 +80,8 @@ class PoolKeeper:
                 return False
             self._next_match = self._context.clock() + self._settings.match_period_seconds
             self._begin()
-        assert self._trial is not None
+        if self._trial is None:
+            return False
         with self._context.env_call():
             running = self._trial.step()
         if not running:
@@ -102,7 +106,8 @@ class PoolKeeper:
             self._newest = {name: np.array(array) for name, array in arrays.items()}
         now = self._context.clock()
         env_steps, members = self._context.total("env_steps"), self._ratings.members
-        due = not members or env_steps >= members[-1].env_steps + self._settings.pool_period_steps
+        later = not members or env_steps >= members[-1].env_steps + self._settings.pool_period_steps
+        due = later and not (members and members[-1].version == self._version)  # the same weights are no other policy
         changed = found is not None and (last or now >= self._written_at + _NEWEST_SECONDS)
         if not self._newest or not (due or changed or self._unwritten) or not (last or self._saving.due):
             return False
@@ -132,8 +137,13 @@ class PoolKeeper:
         self._unwritten = True
 
     def _begin(self) -> None:
-        """A match of the newest policy with whoever has played least, of equals the latest."""
-        self._member = min(reversed(self._ratings.members), key=lambda member: member.games)
+        """A match of the newest policy with whoever has played least, of equals the latest; not with those whose
+        weights cannot be read."""
+        rarest_first = sorted(self._ratings.members, key=lambda member: (member.games, -member.env_steps))
+        playing = (one for one in rarest_first if self._players.can_play(f"{OWN}:{one.name}", self._spec))
+        self._member = next(playing, None)
+        if self._member is None:
+            return
         self._players.rival = f"{OWN}:{self._member.name}"
         self._agent.load(self._newest)
         seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])

@@ -103,6 +103,7 @@ class PoolPlayers:
                 self._pools[source.run] = _Pool(Path(source.run), None, clock, modules(config))
         self._policies: OrderedDict[str, _Policy] = OrderedDict()
         self._states: dict[tuple[int, str], dict[str, Array]] = {}  # of (game, agent)
+        self._unreadable: set[str] = set()
         self.rival = ""
 
     def draw(self, agents: Sequence[str]) -> dict[str, str]:
@@ -131,11 +132,17 @@ class PoolPlayers:
                 )
             return RANDOM
         settings = self._config.env
-        if self._how == "draw" and self._rng.random() < settings.newest_share:
-            return f"{run}:{NEWEST}"
+        newest = f"{run}:{NEWEST}"
+        if self._how == "draw" and self._rng.random() < settings.newest_share and newest not in self._unreadable:
+            return newest
+        earlier = {f"{run}:{member.name}": member.win_rate for member in ratings.members}
+        for player in self._unreadable & earlier.keys():
+            del earlier[player]
+        if not earlier:
+            return RANDOM
         how = settings.opponent_draw if self._how == "draw" and run == OWN else "uniform"
-        weights = draw_weights([member.win_rate for member in ratings.members], how)
-        return f"{run}:{ratings.members[int(self._rng.choice(len(weights), p=weights))].name}"
+        weights = draw_weights(list(earlier.values()), how)
+        return list(earlier)[int(self._rng.choice(len(weights), p=weights))]
 
     def act(self, asked: Sequence[Asked], spec: EnvSpec, observations: dict[str, Array]) -> Array:
         groups: dict[str, list[int]] = {}
@@ -173,21 +180,37 @@ class PoolPlayers:
         kept = [{} if one.begins else self._states.get((one.game, one.agent), {}) for one in asked]
         return {name: np.stack([state.get(name, zeros) for state in kept]) for name, zeros in policy.state.items()}
 
+    def can_play(self, player: str, spec: EnvSpec) -> bool:
+        """Whether the weights of ``player`` can be had."""
+        return self._policy(player, spec) is not None
+
     def _policy(self, player: str, spec: EnvSpec) -> _Policy | None:
-        """A policy in memory, the newest as it was a second ago at most. None: it has just left the pool."""
+        """A policy in memory, the newest as it was a second ago at most. None: it has just left the pool, or cannot be
+        read, and is drawn no more."""
         run, _, name = player.rpartition(":")
         pool = self._pools[run]
         known = self._policies.get(player)
         if known is None or (name == NEWEST and pool.newest_changed(known.stamp)):
             try:
                 known = pool.loaded(name, spec, self._seed, known)
-            except SnapshotError:
-                return None
+            except SnapshotError as error:
+                if known is None:
+                    if pool.has(name):
+                        self._leave_out(player, error)
+                    return None
             self._policies[player] = known
             while len(self._policies) > 2 and sum(one.nbytes for one in self._policies.values()) > _MOST_BYTES:
                 self._policies.popitem(last=False)
         self._policies.move_to_end(player)
         return known
+
+    def _leave_out(self, player: str, error: SnapshotError) -> None:
+        self._unreadable.add(player)
+        if self._tell is not None:
+            self._tell(
+                text=f"a policy of a pool plays no more games, and acts at random in those that it has begun: {error}",
+                once=f"unreadable {player}",
+            )
 
 
 class _Policy:
@@ -224,6 +247,11 @@ class _Pool:
             self._looked = now
             self._ratings = self._pool.ratings()
         return self._ratings
+
+    def has(self, name: str) -> bool:
+        """Whether a policy belongs to the pool at this moment."""
+        ratings = self._pool.ratings()
+        return ratings is not None and (name == NEWEST or any(member.name == name for member in ratings.members))
 
     def newest_changed(self, stamp: int) -> bool:
         now = self._clock()

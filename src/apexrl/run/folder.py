@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.config import Config, convert
+from apexrl.config.home_paths import expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text
@@ -80,9 +81,12 @@ class RunFolder:
         """
         name = config.name or default_name(config)
         convert.to_toml(config)  # refused before there is a folder
-        out = Path(config.out).expanduser()
+        out = expanded(config.out)
         try:
             return cls(_make_unique(out, name))
+        except FileExistsError as error:
+            what = "a link to what is not there" if out.is_symlink() else "a file"
+            raise ConfigError(f"cannot write a run folder in --out {out}: it is {what}") from error
         except OSError as error:
             raise ConfigError(f"cannot write a run folder in --out {out}: {error.strerror or error}") from error
 
@@ -93,7 +97,7 @@ class RunFolder:
         Raises:
             ConfigError: there is no run at ``path``.
         """
-        path = Path(path).expanduser()
+        path = expanded(path)
         if not (path / "config.toml").is_file():
             if path.is_file():
                 raise ConfigError(f"{path} is a file: give the folder of a run, as {path.parent}")

@@ -95,9 +95,9 @@ class OpponentPool:
             SnapshotError: the file is there, but is none of ours.
         """
         path = self.path / RATINGS
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             return _understood(json.loads(read_text(path, _MOST_BYTES)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SnapshotError(

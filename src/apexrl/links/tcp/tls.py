@@ -10,9 +10,9 @@ import ssl
 import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final, NoReturn
 
+from apexrl.config.home_paths import expanded
 from apexrl.errors import ConfigError, LinkError
 
 _SELF_SIGNED_DAYS: Final = 3650  # a pinned certificate's dates are not checked
@@ -139,7 +139,7 @@ def self_signed(path: str, make: bool = True) -> ServerTls:
     Raises:
         ConfigError: the file cannot be created.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if make and not file.exists():
         pem = _make_pair()
         try:
@@ -215,7 +215,7 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{flag} {path} cannot be read: {error}") from None
     try:
-        context.load_cert_chain(Path(cert).expanduser(), Path(key).expanduser() if key else None, password=locked)
+        context.load_cert_chain(expanded(cert), expanded(key) if key else None, password=locked)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"--tls-key {key} is not the key of --tls-cert {cert}") from None
@@ -225,7 +225,7 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
     try:
-        context.load_verify_locations(Path(ca).expanduser())
+        context.load_verify_locations(expanded(ca))
     except ssl.SSLError as error:
         raise ConfigError(f"--tls-ca {ca} holds no certificates in PEM format: {error.reason or error}") from None
     except OSError as error:
@@ -233,7 +233,7 @@ def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
 
 
 def _read(path: str) -> str:
-    return Path(path).expanduser().read_text(encoding="ascii", errors="replace")
+    return expanded(path).read_text(encoding="ascii", errors="replace")
 
 
 def _make_pair() -> bytes:
