@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -291,6 +292,10 @@ class Odd:
             rest[0].pop("b")
         elif self._fault == "shape":
             seen["b"] = seen["b"][:2]
+        elif self._fault == "pays None":
+            rest[0]["b"] = None
+        elif self._fault == "pays two":
+            rest[0]["b"] = np.zeros(2)
         elif self._fault == "nobody":
             self._inner.agents = []
         return seen, *rest
@@ -303,6 +308,8 @@ class Odd:
         ("says nothing", "says nothing"),
         ("pays nothing", "says nothing"),
         ("shape", "of shape [2]"),
+        ("pays None", "agent 'b', returned the reward None; it must be a number"),
+        ("pays two", "agent 'b', returned a reward of shape (2,)"),
         ("nobody", "has no agent left, and 'a' has neither terminated nor been truncated"),
     ],
 )
@@ -312,7 +319,7 @@ def test_a_faulty_environment_is_told(fault: str, text: str, monkeypatch: pytest
     monkeypatch.setattr(agent_toys, "parallel_env", lambda: Odd(fault))
     env = make_vector(EnvConfig(env=GAME), 2, 1)
     env.reset()
-    with pytest.raises(EnvError, match=text.replace("[", r"\[")):
+    with pytest.raises(EnvError, match=re.escape(text)):
         env.step(np.array([0, 0]))
 
 

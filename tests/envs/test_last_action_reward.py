@@ -63,6 +63,37 @@ def test_the_previous_action_and_reward_are_seen_and_are_zero_at_first(
             assert seen["obs"].tolist() == [step]
 
 
+class Scales(Echo):
+    """Changes its actions in place, as ``np.clip(action, low, high, out=action)`` does."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        action *= 0
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "space", [gym.spaces.Box(1.0, 2.0, (2,), np.float32), gym.spaces.MultiDiscrete([2, 3])], ids=str
+)
+def test_an_environment_may_change_its_actions_in_place(space: gym.Space[Any]) -> None:
+    vector = make_vector(EnvConfig(env=lambda: Scales(space), last_action_reward=True), 2, 0)
+    vector.reset()
+    chosen = np.ones((2, 2), vector.spec.action.dtype)
+    seen = vector.step(chosen).observation["observation/last_action"]
+    assert (chosen == 1).all(), "its caller records them"
+    assert (seen != 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize("reward", [np.array([2.0]), [2.0], np.float32(2)])
+def test_a_reward_may_be_an_array_of_one(reward: Any) -> None:
+    env = LastActionReward(Echo(gym.spaces.Discrete(2)))
+    env.reset()
+    step = env.env.step
+    env.env.step = lambda action: (step(action)[0], reward, False, False, {})  # type: ignore[method-assign]
+    assert env.step(0)[0]["last_reward"].tolist() == [2.0]
+    reward = np.array([np.nan])
+    assert env.step(0)[0]["last_reward"].tolist() == [0.0], "it is refused by name where rewards are looked at"
+
+
 def test_a_dict_keeps_its_keys_and_the_reward_is_shown_clipped() -> None:
     inner = gym.spaces.Dict(step=gym.spaces.Box(0.0, 9.0, (1,), np.float32))
     env = LastActionReward(Echo(gym.spaces.Discrete(2), inner), reward_clip=1.0)

@@ -132,6 +132,8 @@ def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypa
         (EnvConfig(env="CartPole-v9"), "there is no environment CartPole-v9"),
         (EnvConfig(env="Bird-v0"), "Where a package .* registers it, write that before the id: 'package.module:Id-v0'"),
         (EnvConfig(env="apexrl.envs.toy:Doors-v9"), "apexrl.envs.toy is imported and registers no such id"),
+        (EnvConfig(env="./things:Thing-v0"), "'./things' is no module.*'package.module:Id-v0'"),
+        (EnvConfig(env=".things:Thing-v0"), "'.things' is no module"),
         (EnvConfig(env="no.such.module:Thing-v0"), "no module 'no'.*'package.module:Id-v0'"),
         (
             EnvConfig(env="gymnasium:Wrapper"),

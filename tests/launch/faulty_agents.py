@@ -103,3 +103,18 @@ class Negative(LinearQ):
 class Short(LinearQ):
     def surprise(self, count: int) -> Any:
         return np.ones(count - 1, np.float32)
+
+
+class ActsNothing(LinearQ):
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Any:
+        return None if not greedy else super().act(observations, state, exploration, greedy)
+
+
+class LearnsNothing(LinearQ):
+    def update(self, batch: Any) -> Any:
+        super().update(batch)
+
+
+class TellsText(LinearQ):
+    def update(self, batch: Any) -> Any:
+        return super().update(batch)._replace(metrics={"mood": "good"})

@@ -112,7 +112,7 @@ def test_a_write_that_does_not_return_halts_nobody(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(contained_observers, "_STUCK_SECONDS", 0.0)
     ledger.show()
     ledger.show()
-    assert sum("a file has taken nothing for" in text for text in other.texts) == 1
+    assert sum("a file: nothing was taken for" in text for text in other.texts) == 1
     assert len(other.statuses) == 32
     monkeypatch.setattr(contained_observers, "CLOSE_SECONDS", 0.1)
     assert ledger.close()["stopped_by"] == "interrupted"

@@ -84,6 +84,19 @@ def test_priorities_that_cannot_be_name_agent_and_update(tmp_path: Path, name: s
     assert "Look at the agent's update()" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ActsNothing", r"agent faulty_agents:ActsNothing: act\(\) returned NoneType; it must return Acted"),
+        ("LearnsNothing", r"agent faulty_agents:LearnsNothing: update\(\) returned NoneType; it must return Learned"),
+        ("TellsText", "the agent returned the metric 'mood' as 'good'; it must be a number"),
+    ],
+)
+def test_answers_that_are_none_name_what_is_wanted(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(AgentError, match=text):
+        launch(own(tmp_path, name))
+
+
 def test_in_processes_the_first_such_update_ends_the_run(tmp_path: Path) -> None:
     config = own(tmp_path, "Nan", serial=False)
     with pytest.raises(AgentError, match=r"learner-0: update 3 \(batch .*agent faulty_agents:Nan") as caught:

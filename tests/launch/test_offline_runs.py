@@ -22,6 +22,8 @@ from apexrl.evaluation.loaded_agent import load_agent
 from apexrl.launch import launch
 from apexrl.presets import unseen
 from apexrl.presets.choice import AUTO, choose
+from apexrl.roles.batch_source import DirectBatches
+from apexrl.roles.evaluator import Evaluator
 from apexrl.run.folder import RunFolder
 from apexrl.run.metrics import read_rows
 from apexrl.run.status import RunStatus
@@ -86,6 +88,34 @@ def test_two_lock_step_runs_are_equal_to_the_last_bit(tmp_path: Path, dataset: s
     assert one is not None
     assert two is not None
     assert all(np.array_equal(one.arrays[name], two.arrays[name]) for name in one.arrays)
+
+
+def test_a_resumed_run_meets_no_batch_and_no_seed_of_before(
+    tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[tuple[int, ...]] = []
+    seeds: list[int] = []
+    batch_of, seed_of = DirectBatches.next, Evaluator._seed
+
+    def batch_noted(self: DirectBatches, wait: bool = True) -> Any:
+        found = batch_of(self, wait)
+        if found is not None:
+            batches.append(tuple(found.batch.keys.tolist()))
+        return found
+
+    def seed_noted(self: Evaluator, final: bool = False) -> int:
+        seeds.append(seed_of(self, final))
+        return seeds[-1]
+
+    monkeypatch.setattr(DirectBatches, "next", batch_noted)
+    monkeypatch.setattr(Evaluator, "_seed", seed_noted)
+    config = config_for(tmp_path, dataset, updates=20, serial=True, eval_period_seconds=0.01)
+    launch(config)
+    before = len(seeds)
+    launch(override(config, {"updates": 40}), resume=tmp_path / "run")
+    assert len(set(batches)) == len(batches) >= 40
+    assert before > 2
+    assert not set(seeds[:before]) & set(seeds[before:])
 
 
 def test_a_killed_learner_goes_on_with_the_same_replay(tmp_path: Path, dataset: str) -> None:

@@ -42,6 +42,17 @@ def test_a_changed_rate_counts_from_now_on():
             assert (stats["sampled"] - sampled) / (stats["inserted"] - inserted) == pytest.approx(rate, rel=0.25)
 
 
+@pytest.mark.parametrize("timeout", [np.nan, None, "1"])
+def test_a_timeout_that_is_no_number_is_no_end(timeout):
+    with make(capacity=4, sampler="fifo", max_times_sampled=1) as replay:
+        with pytest.raises(ConfigError, match="timeout= must be seconds"):
+            replay.sample(2, timeout=timeout)
+        writer = replay.writer()
+        writer.extend(rows(0, 4))
+        with pytest.raises(ConfigError, match="timeout= must be seconds"):
+            writer.extend(rows(4, 8), timeout=timeout)
+
+
 def test_an_owner_that_cannot_be_made_leaves_the_replay_free():
     """Memory runs out while the owner is made: the next try is not refused."""
     code = """

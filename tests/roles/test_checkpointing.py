@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apexrl.agents import agent_class, with_agent
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.envs import make_vector
 from apexrl.errors import FencedError, SnapshotError, SpecError
+from apexrl.protocols import NORMALIZER
+from apexrl.replay import Batch
 from apexrl.roles import checkpointing
-from apexrl.roles.checkpointing import Saving
+from apexrl.roles.checkpointing import Saving, restore
 from apexrl.run import checkpoint
 from apexrl.run.ownership import Fence, Generations
 
@@ -81,6 +88,24 @@ def test_the_last_one_is_tried_for_a_while_and_then_told_as_lost(stage: Any, mon
     assert "Permission denied" in said
     assert "No checkpoint was written yet" in said
     assert stage.values("not_saved") == [{"what": "a checkpoint"}]
+
+
+def test_who_goes_on_from_weights_alone_keeps_their_averages(stage: Any) -> None:
+    """A first batch of a few rows must not take their place."""
+    config = override(with_agent(Config(), "dqn"), {"normalize_observations": True})
+    with closing(make_vector(config.env, 1, 0)) as env:
+        spec = env.spec
+    agent = agent_class("dqn")(spec, config.agent, "cpu", 0)
+    mean = np.full(4, 3.0, np.float32)
+    published = {**agent.weights(), f"{NORMALIZER}/mean/observation": mean}
+    context = stage.context("learner")
+    context.count(updates=72)
+    restore(context, agent, SimpleNamespace(latest=lambda: (73, published)))
+    zeros = np.zeros((8, 4), np.float32)
+    rows = {"reward": np.ones(8, np.float32), "discount": np.ones(8, np.float32), "action": np.zeros(8, np.int64)}
+    data = {"observation": zeros, "next_observation": zeros, **rows}
+    agent.update(agent.prepare(Batch(data, np.arange(8, dtype=np.uint64), np.ones(8), np.ones(8, np.float32))))
+    np.testing.assert_allclose(agent.weights()[f"{NORMALIZER}/mean/observation"], mean * (1 - 1 / 73), rtol=1e-5)
 
 
 def test_a_loss_says_how_long_it_was_tried(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:

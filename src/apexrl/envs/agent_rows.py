@@ -20,6 +20,7 @@ from apexrl.envs.lockstep import (
     each_of,
     empty_rows,
     flag,
+    only_number,
     refuse_not_finite,
 )
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
@@ -322,9 +323,9 @@ class AgentRows:
                     "reward, terminated and truncated belong into the answer, also when it leaves"
                 )
             rows.waiting[row] = False
-            rows.reward[row] = rewards[agent]
-            self._returns[row] += rewards[agent]
             who = f"{self._name}: step() of environment {number}, agent {agent!r},"
+            rows.reward[row] = reward = only_number(rewards[agent], who)
+            self._returns[row] += reward
             rows.terminated[row] = ends = flag(terminated[agent], "terminated", who)
             rows.truncated[row] = flag(truncated[agent], "truncated", who) or (cut and not ends)
             if agent in observations:
@@ -336,7 +337,7 @@ class AgentRows:
                 )
             if ends or rows.truncated[row]:
                 self._lives[row], self._lingers[row] = False, True
-                told = told_metrics(infos.get(agent, {}), self._info_metrics)
+                told = told_metrics((infos or {}).get(agent, {}), self._info_metrics)
                 rows.metrics[row] = told | {self._told[agent]: float(self._returns[row])}
         if cut:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -74,8 +75,9 @@ class LastActionReward(gym.Wrapper[Shown, Any, Any, Any]):
         return self._show(observation, self._nothing.copy(), 0.0), info
 
     def step(self, action: Any) -> tuple[Shown, Any, bool, bool, dict[str, Any]]:
+        shown = self._shown(action)  # before an environment changes it in place
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._show(observation, self._shown(action), float(reward)), reward, terminated, truncated, info
+        return self._show(observation, shown, _finite(reward)), reward, terminated, truncated, info
 
     def _shown(self, action: Any) -> NDArray[Any]:
         if not len(self._columns):
@@ -88,3 +90,10 @@ class LastActionReward(gym.Wrapper[Shown, Any, Any, Any]):
         reward = max(-self._clip, min(reward, self._clip)) if self._clip else reward
         entries = {ALONE: observation} if self._alone else observation
         return {**entries, _ACTION: action, _REWARD: np.array([reward], np.float32)}
+
+
+def _finite(reward: Any) -> float:
+    """A reward, which may be an array of one. What is no finite number is refused where rewards are looked at."""
+    array = np.asarray(reward)
+    number = float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else 0.0
+    return number if math.isfinite(number) else 0.0

@@ -227,16 +227,7 @@ class Single:
         self._change = change
 
     def _only_number(self, reward: Any) -> Any:
-        array = np.asarray(reward)
-        if array.size == 1 and array.dtype.kind in "biuf":
-            return array.item()
-        which = f"{self._name}: step() of environment {self._number}"
-        if array.size > 1:
-            raise EnvError(
-                f"{which} returned a reward of shape {array.shape}; it must be a number: weight several objectives "
-                "into one, as MO-Gymnasium's LinearReward does"
-            )
-        raise EnvError(f"{which} returned the reward {reward!r:.60}; it must be a number")
+        return only_number(reward, f"{self._name}: step() of environment {self._number}")
 
     def _flag(self, what: str, value: Any) -> bool:
         return flag(value, what, f"{self._name}: step() of environment {self._number}")
@@ -309,8 +300,8 @@ def refuse_not_finite(rows: Rows, leaves: tuple[Leaf, ...], name: str) -> None:
             row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
             raise EnvError(
                 f"environment {name} (number {row if rows.which is None else rows.which[row]} of this actor) returned "
-                f"NaN or infinity in {leaf.name!r}: "
-                "fix the environment, or wrap it so that it ends the episode instead"
+                f"NaN or infinity in {leaf.name!r}, or a number too large for {leaf.field.dtype}: fix the environment, "
+                "or wrap it so that it ends the episode instead"
             )
 
 
@@ -324,6 +315,23 @@ def _refuse_unknown(rows: Rows, leaf: Leaf, name: str) -> None:
         f"{int(values[(row, *place)]) + leaf.start} in {leaf.name!r}; its observation space has {leaf.start} to "
         f"{leaf.start + leaf.categories - 1}"
     )
+
+
+def only_number(reward: Any, who: str) -> Any:
+    """A reward, which may be an array or a tensor of one.
+
+    Raises:
+        EnvError: it is something else.
+    """
+    array = np.asarray(reward)
+    if array.size == 1 and array.dtype.kind in "biuf":
+        return array.item()
+    if array.size > 1:
+        raise EnvError(
+            f"{who} returned a reward of shape {array.shape}; it must be a number: weight several objectives into one, "
+            "as MO-Gymnasium's LinearReward does"
+        )
+    raise EnvError(f"{who} returned the reward {reward!r:.60}; it must be a number")
 
 
 def flag(value: Any, what: str, who: str) -> bool:

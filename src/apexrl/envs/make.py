@@ -258,6 +258,11 @@ def _unregistered(name: str) -> str:
 
 def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Call ``maker``; every failure becomes an EnvError that says what to do."""
+    if (module := name.rpartition(":")[0]).startswith(".") or "/" in module:
+        raise EnvError(
+            f"environment {name} cannot be made: {module!r} is no module. Write ids as 'package.module:Id-v0' with a "
+            "module that is installed or in the current folder"
+        )
     try:
         return maker(**kwargs)
     except EnvError:

@@ -20,6 +20,7 @@ from apexrl.envs.lockstep import (
     each_of,
     empty_rows,
     flag,
+    only_number,
     refuse_not_finite,
 )
 from apexrl.envs.played_agents import PlayedAgents
@@ -170,7 +171,7 @@ class SeatRows:
             ended, cut = flag(ended, "terminated", who), flag(cut, "truncated", who)
             if agent == seat:
                 limited = bool(self._limit) and self._turns[number] >= self._limit
-                rows.reward[number] = reward
+                rows.reward[number] = only_number(reward, who)
                 rows.terminated[number] = ended
                 rows.truncated[number] = (cut or limited) and not ended
                 shown = self._show[number].of(seat, observation)

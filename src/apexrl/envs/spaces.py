@@ -88,7 +88,7 @@ class Leaf:
             raise SpecError(
                 f"{self.name!r} of shape {list(array.shape)}; its observation space says {list(self.field.shape)}"
             )
-        if kept.dtype.kind in "iu" and array.dtype != kept.dtype and (kept[row] != array).any():
+        if kept.dtype.kind in "iub" and array.dtype != kept.dtype and (kept[row] != array).any():
             raise self._not_held(array)
         return 0
 
@@ -102,7 +102,7 @@ class Leaf:
         array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
         with np.errstate(invalid="ignore"):  # of NaN
             stored = array.astype(self.field.dtype, copy=False)
-        if stored is not array and stored.dtype.kind in "iu" and (stored != array).any():
+        if stored is not array and stored.dtype.kind in "iub" and (stored != array).any():
             raise self._not_held(array)
         return stored
 

@@ -143,7 +143,10 @@ class VectorEnv:
             EnvError: an environment raised an error.
         """
         starts = self._ended if which is None else self._ended[which]
-        self._backend.send(self.spec.action.as_counted(actions), starts, which)
+        counted = self.spec.action.as_counted(actions)
+        if counted is actions:  # which its caller records: an environment may scale or clip its actions in place
+            counted = np.array(actions)
+        self._backend.send(counted, starts, which)
 
     def receive(self, least: int = 1, timeout: float = 0.0) -> Stepped | None:
         """The steps that are done: of all, where environments go in lock-step, else of at least ``least``.

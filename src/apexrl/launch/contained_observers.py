@@ -102,8 +102,8 @@ class Contained:
         if since is not None and now - since > _STUCK_SECONDS:
             self._failed_at = now
             self._begin_trouble(
-                f"{self.writes} has taken nothing for {now - since:.0f} s, as if the terminal were stopped or the disk "
-                "away. The run goes on without"
+                f"{self.writes}: nothing was taken for {now - since:.0f} s, as if the terminal were stopped or the "
+                "disk away. The run goes on without"
             )
         elif self.trouble and now - self._failed_at > _WELL_SECONDS:
             self.trouble = False

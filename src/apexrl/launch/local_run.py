@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def supervise(
             supervisor.close()
         last()
 
-    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, True, path))
+    return record(config, observers, claim, began, seen, body, partial(Wiring, program, True))
 
 
 def serial(
@@ -107,7 +108,7 @@ def serial(
                 ledger.stop("interrupted")
                 ledger.tell("interrupted again: what was learned since the last checkpoint is lost", "warning")
 
-    return record(config, observers, claim, began, seen, body, lambda path: Wiring(program, False, path))
+    return record(config, observers, claim, began, seen, body, partial(Wiring, program, False))
 
 
 @contextmanager
@@ -130,12 +131,13 @@ def record(
     began: float,
     seen: Probe,
     body: Callable[[Ledger, Wiring], None],
-    wire: Callable[[Path], Wiring],
+    wire: Callable[[Path, int], Wiring],
 ) -> dict[str, Any]:
     """Run ``body`` between the run folder's making and its summary, which is written whatever happens.
 
     Args:
         claim: the run folder, locked; None: a new one is made, and locked here.
+        wire: makes the links, of the replay's snapshot and the updates made so far.
 
     Raises:
         ConfigError: the run folder cannot be written.
@@ -148,7 +150,7 @@ def record(
     folder = claim.folder
     base = Base() if claim.begins else base_of(folder)
     checkpointing.check_left(folder, base.updates)
-    with closing(wire(folder.replay_path)) as wiring:  # what it refuses leaves no run folder
+    with closing(wire(folder.replay_path, base.updates)) as wiring:  # what it refuses leaves no run folder
         try:
             if claim.begins:
                 folder.write_config(config)

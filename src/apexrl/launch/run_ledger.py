@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from apexrl.config import Config
-from apexrl.errors import SnapshotError
+from apexrl.errors import AgentError, SnapshotError
 from apexrl.launch import contained_observers
 from apexrl.launch.folder_upkeep import Upkeep, write_summary
 from apexrl.launch.recent_returns import LatestReturns
@@ -101,7 +101,7 @@ class Ledger:
             if "metrics" in values:
                 self._told_of_episodes.hear(told_spreads(values["metrics"]))
         elif kind == "metrics":
-            status.metrics = {name: math.nan if v is None else float(v) for name, v in values["values"].items()}
+            status.metrics = {name: _number(name, value) for name, value in values["values"].items()}
             self._lags.hear(values)
             status.policy_lag, status.lag_histogram = self._lags.lately
         elif kind == "evaluation" and values["final"]:
@@ -411,3 +411,11 @@ class Ledger:
             if self._rules.told:
                 self.tell(self._rules.told)
             self.stop(reason)
+
+
+def _number(name: str, value: Any) -> float:
+    """A metric; None stands for NaN. AgentError: it is no number."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"the agent returned the metric {name!r} as {value!r:.60}; it must be a number") from error

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from numpy.random import SeedSequence
+
 from apexrl.errors import ConfigError
 from apexrl.roles.checkpointing import LIVE
 from apexrl.roles.newest_weights import version_of
@@ -35,9 +37,10 @@ class Wiring:
         program: whose links to make.
         shared: for processes; else for roles that take turns in one.
         replay_path: a snapshot to begin with, if there is one.
+        updates: made so far. New replays then draw otherwise than those of the run's earlier parts.
     """
 
-    def __init__(self, program: Program, shared: bool, replay_path: Path) -> None:
+    def __init__(self, program: Program, shared: bool, replay_path: Path, updates: int = 0) -> None:
         self._links: dict[int, Any] = {}  # id of the placeholder -> what stands for it
         self._replays: list[Any] = []
         self._filled: list[Any] = []  # replays that were full from the beginning
@@ -46,9 +49,16 @@ class Wiring:
         self._thread_counts: dict[str, Any] = {}
         self._shared = shared
         self._replay_path = replay_path
+        self._updates = updates
         for node in program.nodes:
             for port in node.ports.values():
                 self._make(port)
+
+    def _drawing(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options of a replay that draws numbers of its own in every part of a run."""
+        if not self._updates or "seed" not in options:
+            return options
+        return {**options, "seed": int(SeedSequence([options["seed"], self._updates]).generate_state(1)[0])}
 
     def _make(self, port: Any) -> Any:
         """What stands for a placeholder, made at its first mention; anything else is what it is."""
@@ -60,13 +70,13 @@ class Wiring:
 
             _check_room(port.options)
             if port.make is not None:
-                real = port.make(**port.options)
+                real = port.make(**self._drawing(port.options))
                 self._filled.append(real)
             elif self._replay_path.exists():
                 room = {name: port.options[name] for name in ("writers", "streams") if port.options.get(name)}
                 real = Replay.load(self._replay_path, port.options.get("check_memory", True), **room)
             else:
-                real = Replay(**port.options)
+                real = Replay(**self._drawing(port.options))
             if self._shared:
                 real.release()  # loading made it ours; it shall be its sampler's
             if port.make is None:

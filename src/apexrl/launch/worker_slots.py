@@ -34,7 +34,8 @@ def slot_seed(seed: int, role: str, index: int, generation: int, resumed_at: int
 
     Args:
         generation: of the worker, on this host.
-        resumed_at: environment steps at which a resumed run goes on, so that it meets no seed twice.
+        resumed_at: environment steps at which a resumed run goes on, so that it meets no seed twice; updates where it
+            makes no steps.
         lease: generation of the lease under which this host has the slot; 0 when the slot is its own.
     """
     entropy = [seed, zlib.crc32(role.encode()), index, generation, resumed_at] + [lease] * (lease > 0)
@@ -50,7 +51,7 @@ def identity(
         base: what a resumed run had reached.
         number: of this generation among those that write into the run folder; 0: it does not write.
     """
-    own = slot_seed(seed, role, index, generation, base.env_steps, lease)
+    own = slot_seed(seed, role, index, generation, base.env_steps or base.updates, lease)
     return WorkerIdentity(f"{role}-{index}", role, index, generation, own, folder, number)
 
 

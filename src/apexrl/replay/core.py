@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from apexrl import _native
 from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.hindsight import hindsight_of
 from apexrl.replay.layout import Layout
 from apexrl.replay.options import OPTIONS, checked, consumes, gives_once, native_sizes
@@ -216,7 +217,7 @@ class ReplayCore:
         status = native.sample(outputs, beta, mode, outstanding)
         if status is _OK:
             return
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while status is not _OK:
             if status is SampleStatus.closed:
                 raise ClosedError("this replay was closed")

@@ -15,6 +15,7 @@ from apexrl.errors import ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, BatchPool, Updated, outputs_into
 from apexrl.replay.batch_keys import BatchKeys, SourceKeys, check_batch
 from apexrl.replay.core import Normalize, ReplayCore
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
 from apexrl.replay.replay import Replay
@@ -250,7 +251,7 @@ class MixedReplay:
     ) -> tuple[ArraySet, list[int]]:
         """A batch's arrays, filled, and how many rows each replay gave."""
         self.check_batch(size, beta, normalize)
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         plan, self._plan = self._plan, None
         if plan is not None and sum(plan.counts) != size:  # the caller changed batch_size
             self._done([len(part.keys) for part in plan.parts])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apexrl.errors import ApexrlError, ConfigError, PriorityError, SpecError, WaitTimeout
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.priorities import LARGEST, as_priorities, bad_priority
 from apexrl.replay.writer import PriorityFn
 from apexrl.spec import Array
@@ -194,7 +195,7 @@ class TablesWriter:
 
     def flush(self, timeout: float = 5.0) -> None:
         """As of ``Writer.flush``, for every table: what was appended can be sampled everywhere."""
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         for name, writer in zip(self.names, self._writers, strict=True):
             try:
                 writer.flush(max(0.0, deadline - time.monotonic()))
@@ -313,13 +314,13 @@ class TablesWriter:
 
     def _store(self, new: _Append, timeout: float) -> None:
         """Have the tables take their parts, one after the other."""
-        one, deadline = new, time.monotonic() + timeout
+        one, deadline = new, deadline_after(timeout)
         failed: Exception | None = None
         if self._unfinished is not None:
             one = self._unfinished
             if not one.same(new):
                 raise ApexrlError(
-                    f"the append before is in {', '.join(map(repr, one.stored))} and not yet in "
+                    f"the append before is in {', '.join(map(repr, one.stored))} and not yet, or in part, in "
                     f"{', '.join(repr(self.names[part.place]) for part in one.parts)}: repeat it first"
                 )
         try:

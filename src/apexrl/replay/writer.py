@@ -18,6 +18,7 @@ from apexrl import _native
 from apexrl._native import WriteStatus
 from apexrl.errors import ApexrlError, ClosedError, ExhaustedError, SpecError, WaitTimeout
 from apexrl.replay.core import ReplayCore
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.pending import PendingItems
 from apexrl.replay.priorities import as_priorities, bad_priority
 from apexrl.shared.segment import process_name
@@ -98,7 +99,7 @@ class Writer:
                 if priorities is not None:
                     priorities = as_priorities(priorities, len(next(iter(values.values()))))
                 start, status, bad = self._native.extend(values, priorities, 0)
-            deadline = time.monotonic() + timeout
+            deadline = deadline_after(timeout)
             while status is not WriteStatus.ok:
                 self._raise(status, bad, priorities)
                 left = deadline - time.monotonic()
@@ -143,7 +144,7 @@ class Writer:
                 if status is WriteStatus.irregular:
                     values = self._layout.plain(values, self._rows(which))
                     stored, status, pending, bad = self._append(values, which)
-                deadline = time.monotonic() + timeout
+                deadline = deadline_after(timeout)
                 while not stored:
                     self._raise(status, bad, None)
                     if status is WriteStatus.publish:
@@ -180,7 +181,7 @@ class Writer:
                 return
             if self._native.pending_count:
                 self._publish()
-            deadline = time.monotonic() + timeout
+            deadline = deadline_after(timeout)
             while not self._native.all_settled() and (owner := self._core.native.counters()["owner_pid"]):
                 if self._core.native.closed:
                     raise ClosedError("the replay was closed")
@@ -317,22 +318,24 @@ class Writer:
         owner = counters["owner_pid"]
         if counters["growth_refused"]:
             used, slots = counters["slots_used"], counters["slots"]
-            return f"no free slot within {timeout} s: the system refused memory for more than {used} of {slots} slots"
+            return (
+                f"no free slot within {timeout:.3g} s: the system refused memory for more than {used} of {slots} slots"
+            )
         if self._core.fifo:
             waiting = "no process samples it" if not owner else f"{process_name(owner)} has not sampled enough"
             held, capacity = int(self._core.native.size()), self._core.capacity
             if held < capacity:
                 return (
-                    f"no free chunk within {timeout} s: the fifo replay holds {held} of {capacity} items, in "
+                    f"no free chunk within {timeout:.3g} s: the fifo replay holds {held} of {capacity} items, in "
                     f"part-filled chunks, and {waiting}"
                 )
-            return f"the fifo replay held its {capacity} items for {timeout} s: {waiting}"
+            return f"the fifo replay held its {capacity} items for {timeout:.3g} s: {waiting}"
         if not owner:
-            return f"no free slot within {timeout} s: the replay is full and no process samples it"
+            return f"no free slot within {timeout:.3g} s: the replay is full and no process samples it"
         if counters["samples_per_insert"] > 0:
             sampler = process_name(owner)
-            return f"no room within {timeout} s: the limiter holds inserts back until {sampler} has sampled more"
-        return f"no free slot within {timeout} s: the owner, {process_name(owner)}, does not respond"
+            return f"no room within {timeout:.3g} s: the limiter holds inserts back until {sampler} has sampled more"
+        return f"no free slot within {timeout:.3g} s: the owner, {process_name(owner)}, does not respond"
 
 
 _WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from apexrl.errors import AgentError
-from apexrl.spec import ActionSpec
+from apexrl.protocols import State
+from apexrl.spec import ActionSpec, Array
 
 
 class ActionCheck:
@@ -24,6 +25,21 @@ class ActionCheck:
         self._agent = agent
         self._space = space
         self._looked_at: set[bool] = set()
+
+    def parts(self, acted: Any) -> tuple[Array, dict[str, Array], State]:
+        """Actions, extras and state of what ``act`` returned.
+
+        Raises:
+            AgentError: it is something else than ``Acted``.
+        """
+        try:
+            actions, extras, state = acted
+        except (TypeError, ValueError) as error:
+            raise AgentError(
+                f"agent {self._agent}: act() returned {type(acted).__name__}; it must return Acted(actions, extras, "
+                "state), as apexrl.protocols.Agent describes"
+            ) from error
+        return actions, extras, state
 
     def first(self, actions: Any, count: int, random: bool = False) -> None:
         """Look, if none of its kind was looked at yet.

@@ -15,7 +15,7 @@ import numpy as np
 from apexrl.errors import ApexrlError, LinkError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.stall_detector import StallDetector
-from apexrl.protocols import Agent, Context, WeightsReader
+from apexrl.protocols import NORMALIZER, Agent, Arrays, Context, WeightsReader
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.spec import Array
@@ -64,14 +64,14 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
         return made
     if (newest := weights.latest()) is not None:
         version, arrays = newest
-        agent.load(arrays)
+        _take_up(agent, arrays, context.total("updates"))
         context.send("log", text=f"{context.name} took up the published weights, version {version}")
     elif not (updates := context.total("updates")):
         return 0
     elif (best := checkpoint.best(folder)) is not None:
         arrays = checkpoint.load(best).arrays
         with _fits(context, best, name):
-            agent.load(arrays)
+            _take_up(agent, arrays, updates)
         text = (
             f"there is no checkpoint but {best.name}: {context.name} goes on from it, with a new optimizer and target"
         )
@@ -83,6 +83,15 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
         )
         context.send("log", text=text, level="warning")
     return context.total("updates")
+
+
+def _take_up(agent: Agent, weights: Arrays, updates: int) -> None:
+    """Go on from weights alone. Running averages among them count as of that many batches: as of none, the next batch
+    would replace them."""
+    agent.load(weights)
+    state, batches = agent.state_dict(), f"{NORMALIZER}/optimizer/steps"
+    if updates and batches in state:
+        agent.load_state_dict({**state, batches: np.array(updates, np.float32)})
 
 
 def check_left(folder: RunFolder, updates: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from apexrl.config import Config
 from apexrl.errors import AgentError, NonFiniteError, PriorityError, SpecError
@@ -161,7 +161,7 @@ class Learner:
         try:
             if group is None:
                 self._anneal.tell(self._agent)
-                learned: Learned | None = self._agent.update(ready.prepared)
+                learned: Learned | None = _learned(self._agent.update(ready.prepared), self._config.agent.agent)
             else:
                 learned = group.update(ready.prepared)
         except NonFiniteError as error:
@@ -290,3 +290,13 @@ def quicken_products(agent: Agent, config: Config, device: str, items: int) -> N
         item: Item = getattr(agent, "item", Item())
         steps = item.length // config.agent.minibatches if item.kind == "unroll" else 1
         choose_products(agent.weights(), items * steps)
+
+
+def _learned(answer: Any, name: str) -> Learned:
+    """What an agent's ``update`` returned. AgentError: something else than it must."""
+    if hasattr(answer, "priorities") and hasattr(answer, "metrics"):
+        return cast("Learned", answer)
+    raise AgentError(
+        f"agent {name}: update() returned {type(answer).__name__}; it must return Learned(priorities, metrics), as "
+        "apexrl.protocols.Agent describes"
+    )

@@ -57,8 +57,9 @@ class GroupControl:
         cpus = self._placement.shard_cpus if group.has_shard else 0.0
         name = generation_name(group.name, group.starts)
         group.born_at = now
+        ledger = self._ledger
         group.memory = self._cluster.actor(GroupMemory, group.number, cpus, name=name).remote(
-            group.program, not group.number, group.gated
+            group.program, not group.number, group.gated, max(ledger.base.updates, ledger.status.updates)
         )
         group.starts += 1
         group.greeting = group.memory.hello.remote()

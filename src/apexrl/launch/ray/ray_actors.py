@@ -92,11 +92,12 @@ class GroupMemory:
     Args:
         home: it is on the learner's node.
         gated: writers of its shard wait until its sampler says how much it may take in.
+        updates: made so far.
     """
 
-    def __init__(self, program: Program, home: bool, gated: bool) -> None:
+    def __init__(self, program: Program, home: bool, gated: bool, updates: int = 0) -> None:
         self._program = program
-        self._wiring = Wiring(program, True, Path("/dev/null/none"))
+        self._wiring = Wiring(program, True, Path("/dev/null/none"), updates)
         ports = [port for node in program.nodes for port in self._wiring.ports(node).values()]
         self._weights = next((port for port in ports if isinstance(port, WeightsBoard | ShardedParameters)), None)
         replay = next((port for port in ports if isinstance(port, Replay)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,4 @@ def cluster(
                 driver.close()
 
         none = Program(config)  # the links are on the cluster
-        return record(config, observers, claim, began, seen, body, lambda path: Wiring(none, True, path))
+        return record(config, observers, claim, began, seen, body, partial(Wiring, none, True))

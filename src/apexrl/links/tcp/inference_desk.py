@@ -86,7 +86,8 @@ class InferenceTraffic:
                 raise FrameError("a newer generation of it works on this host")
             frames.fill(columns, body)
             # The results in a connection's first request are of actions that the server no longer knows.
-            steps = self._splits[split] - int(np.count_nonzero(columns["starts"])) if self._known[split] else 0
+            rests = np.logical_or(columns["starts"], columns.get("idle", False))
+            steps = self._splits[split] - int(np.count_nonzero(rests)) if self._known[split] else 0
             self._known[split] = True
             self._end.ask(split, time.monotonic())
             self._stepped(steps)

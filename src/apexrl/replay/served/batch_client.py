@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from apexrl import _native
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
 from apexrl.replay.batch import ArraySet, Batch
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.priorities import checked
 from apexrl.replay.served.batch_memory import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, TAKEN, BatchMemory
 from apexrl.shared.segment import process_name
@@ -75,7 +76,7 @@ class ServedBatches:
             raise ConfigError(f"batch_size={batch_size} must be left out or {memory.batch_size}, as in serve()")
         if beta is not None and not 0.0 <= beta <= 100.0:
             raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while True:
             with self._lock:
                 self._lease()
@@ -117,7 +118,7 @@ class ServedBatches:
             WaitTimeout, ClosedError: as ``sample``.
         """
         keys, magnitudes = checked(keys, priorities)
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         with self._lock:
             self._lease()
             self._send(keys, magnitudes, deadline, timeout)

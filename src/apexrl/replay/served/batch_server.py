@@ -9,6 +9,7 @@ from typing import Any, cast
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, PriorityError, WaitTimeout
 from apexrl.replay.batch import ArraySet
 from apexrl.replay.core import Normalize
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.served.batch_client import ServedBatches
 from apexrl.replay.served.batch_memory import EMPTY, FULL, LEARNER_LOCK, LOST, SERVER_LOCK, BatchMemory
 from apexrl.replay.served.batch_sources import Servable
@@ -82,7 +83,7 @@ class BatchServer:
             OwnershipError: another living process serves, or owns the replay.
             ClosedError: closed.
         """
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         try:
             while not (worked := self._step(min(timeout, _CHECK_SECONDS))):
                 if time.monotonic() >= deadline:

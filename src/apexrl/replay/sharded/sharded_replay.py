@@ -22,6 +22,7 @@ from apexrl.errors import ClosedError, ConfigError, WaitTimeout
 from apexrl.replay.batch import Allocator, ArraySet, Batch, Updated, aligned, joined
 from apexrl.replay.batch_keys import BatchKeys, SourceKeys, SourceRows, check_batch
 from apexrl.replay.core import Normalize
+from apexrl.replay.deadline import deadline_after
 from apexrl.replay.layout import Layout
 from apexrl.replay.priorities import checked
 from apexrl.replay.served.batch_server import BatchServer
@@ -143,7 +144,7 @@ class ShardedReplay:
     def _next(self, batch_size: int, beta: float, normalize: Normalize, timeout: float) -> BatchPlan:
         """A batch whose rows have all arrived."""
         self.check_batch(batch_size, beta, normalize)
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while True:
             now = time.monotonic()
             self._read_answers(now)
@@ -331,7 +332,7 @@ class ShardedReplay:
 
     def _gather(self, plan: BatchPlan, timeout: float) -> bool:
         """Read the answers that have arrived for ``plan``. True: it is complete."""
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         waiting = []
         for request in plan.requests:
             if not request.answer.ready(max(0.0, deadline - time.monotonic())):
