@@ -60,6 +60,8 @@ UNSEEN = {
         Unseen(f"{OWN}Wheels-v0", 0.75, "40, the greatest there is"),
         Unseen(f"{OWN}Huge-v0", 0.75, "0, the greatest there is"),
         Unseen(f"{OWN}Rooms-v0", 0.75, f"10.6, {HAND}"),
+        Unseen(f"{OWN}Joints-v0", 3.0, f"−5, {HAND}"),
+        Unseen(f"{OWN}Level-v0", 1.0, "20, the greatest there is"),
         Unseen("CliffWalking-v1", 0.75, "−13, the greatest there is"),
         Unseen("FrozenLake8x8-v1", 1.0, "0.85, solved"),
         Unseen("HumanoidStandup-v5", 4.0, ""),

@@ -1,4 +1,4 @@
-"""Ten small environments beside the suite, each with another kind of space or reward.
+"""Twelve small environments beside the suite, each with another kind of space or reward.
 
 Needs Gymnasium and nothing of apexrl. ``benchmarks.generality.unseen_envs:Thermostat-v0`` and so on.
 """
@@ -189,6 +189,41 @@ class Rooms(Env):
         return {"at": np.array([self._at]), "key": int(self._key), "battery": left}
 
 
+class Joints(Env):
+    """Bring 30 numbers of at most 2 to 0, each by steps of at most 0.2."""
+
+    observation_space = Box(-5.0, 5.0, (30,), np.float32)
+    action_space = Box(-1.0, 1.0, (30,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._at = self.np_random.uniform(-2.0, 2.0, 30).astype(np.float32)
+        return self._at.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        self._at = np.clip(self._at + 0.2 * action, -5.0, 5.0).astype(np.float32)
+        return self._at.copy(), -float(np.square(self._at).mean()), False, False, {}
+
+
+class Level(Env):
+    """Say by one of 300 choices, in order, how large the first of four numbers is, 20 times: at most 1 each."""
+
+    observation_space = Box(-1.0, 1.0, (4,), np.float32)
+    action_space = Discrete(300)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        reward = 1.0 - abs(int(action) - (self._seen[0] + 1.0) / 2.0 * 299.0) / 100.0
+        return self._shown(), float(reward), False, False, {}
+
+    def _shown(self) -> Any:
+        self._seen = self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
+        return self._seen
+
+
 for _name, _made, _steps, _kwargs in (
     ("Thermostat", Thermostat, 200, {}),
     ("Inventory", Inventory, 100, {}),
@@ -200,5 +235,7 @@ for _name, _made, _steps, _kwargs in (
     ("Wheels", Repeated, 20, {"space": MultiDiscrete([10, 10])}),
     ("Huge", Huge, 50, {}),
     ("Rooms", Rooms, 200, {}),
+    ("Joints", Joints, 50, {}),
+    ("Level", Level, 20, {}),
 ):
     gym.register(f"{_name}-v0", _made, max_episode_steps=_steps, kwargs=_kwargs)
