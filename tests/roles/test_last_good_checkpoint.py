@@ -41,6 +41,9 @@ class Vector:
 
     load_state_dict = load
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": self.w}
+
 
 def test_a_learner_restarted_before_the_first_checkpoint_takes_up_what_was_published(stage: Any) -> None:
     context, agent, weights = stage.context("learner"), Vector(), InlineWeights()

@@ -27,6 +27,11 @@ def length_limit(config: EnvConfig) -> LengthLimit:
     return LengthLimit(config.max_sequence_length, config.cut_long_sequences)
 
 
+def _may_lose(stored: Array, given: Array) -> bool:
+    """Whether ``given`` may hold other values than are stored of it. Whole numbers are taken for truths, as of masks."""
+    return stored.dtype.kind in "iu" or (stored.dtype.kind == "b" and given.dtype.kind == "f")
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of an observation: where it sits in the (nested) Dict or Tuple, and how it is stored."""
@@ -88,7 +93,7 @@ class Leaf:
             raise SpecError(
                 f"{self.name!r} of shape {list(array.shape)}; its observation space says {list(self.field.shape)}"
             )
-        if kept.dtype.kind in "iub" and array.dtype != kept.dtype and (kept[row] != array).any():
+        if kept.dtype != array.dtype and _may_lose(kept, array) and (kept[row] != array).any():
             raise self._not_held(array)
         return 0
 
@@ -102,7 +107,7 @@ class Leaf:
         array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
         with np.errstate(invalid="ignore"):  # of NaN
             stored = array.astype(self.field.dtype, copy=False)
-        if stored is not array and stored.dtype.kind in "iub" and (stored != array).any():
+        if stored is not array and _may_lose(stored, array) and (stored != array).any():
             raise self._not_held(array)
         return stored
 
