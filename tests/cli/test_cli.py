@@ -301,12 +301,14 @@ def test_a_reader_who_leaves_changes_no_exit_code() -> None:
     read, write = os.pipe()
     os.close(read)
     with open(write, "wb") as pipe:
-        words = [sys.executable, "-m", "apexrl.cli", "list"]
-        ended = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (0, b"")
+        command = [sys.executable, "-m", "apexrl.cli"]
+        listed = subprocess.run([*command, "list"], stdout=pipe, stderr=subprocess.PIPE, check=False)
+        failed = subprocess.run([*command, "eval", "/nowhere"], stderr=pipe, check=False)
+    assert (listed.returncode, listed.stderr) == (0, b"")
+    assert failed.returncode == 2
 
 
-def test_a_terminal_without_unicode_is_shown_the_rest(tmp_path: Path) -> None:
+def test_a_terminal_without_unicode_is_shown_the_rest() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "apexrl.cli", "list"],
         capture_output=True,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +152,10 @@ def test_an_id_of_the_old_package_gym_is_refused_with_how_to_convert_it(monkeypa
 def test_what_cannot_be_made_says_what_to_do(config: EnvConfig, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         make_vector(config, 1, 0)
+
+
+def test_a_callable_may_be_spelled_with_slashes_and_colons() -> None:
+    make_env(EnvConfig(env=partial(lambda path, sizes: gym.make("CartPole-v1"), "maps/one", {"a": 1}))).close()
 
 
 def test_minatar_is_found_and_goes_by_its_seed() -> None:

@@ -67,9 +67,16 @@ def test_many_requests_in_a_row_do_not_wait_for_one_another() -> None:
         server.close()
 
 
+def refused(*_: object) -> int:
+    raise PermissionError
+
+
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
-def test_no_folder_for_temporary_files_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+@pytest.mark.parametrize(("where", "absent"), [("tempfile.tempdir", "/nowhere"), ("os.memfd_create", refused)])
+def test_either_memory_or_a_folder_for_temporary_files_is_needed(
+    where: str, absent: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, absent)
     with unnamed_file() as file:
         file.write(b"written")
         file.seek(0)

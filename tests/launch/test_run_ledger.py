@@ -220,6 +220,20 @@ def test_what_a_run_had_reached_is_read_from_whatever_is_there(tmp_path: Path) -
     assert base_of(folder) == Base(500, 20, 3, 12.5, 5.0, 20)
 
 
+def test_what_could_not_be_saved_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, _ = ledger_of(tmp_path)
+    ledger.hear("not_saved", {"what": "a checkpoint"})
+    assert ledger.close()["not_saved"] == ["a checkpoint"]
+    assert ledger.folder.summary()["not_saved"] == ["a checkpoint"]
+
+    def refused(self: RunFolder, summary: Any) -> None:
+        raise OSError("the folder is gone")
+
+    monkeypatch.setattr(RunFolder, "write_summary", refused)
+    monkeypatch.setattr("apexrl.launch.run_ledger.SUMMARY_SECONDS", 0.0)
+    assert ledger.close()["not_saved"] == ["a checkpoint", "the summary"]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"), [(True, "callback"), ("lost slots", "lost slots"), (False, None), (1, None)]
 )

@@ -51,6 +51,8 @@ def test_a_timeout_that_is_no_number_is_no_end(timeout):
         writer.extend(rows(0, 4))
         with pytest.raises(ConfigError, match="timeout= must be seconds"):
             writer.extend(rows(4, 8), timeout=timeout)
+        with pytest.raises(ConfigError, match="timeout= must be seconds, not NaN"):
+            replay.writer().extend(rows(0, 1), timeout=np.nan)  # also where there is room
 
 
 def test_an_owner_that_cannot_be_made_leaves_the_replay_free():

@@ -24,9 +24,9 @@ class Meaning(NamedTuple):
 EXIT_CODES: Final[Mapping[int, Meaning]] = {
     OK: Meaning("done; of a standby: the run has ended without it", "no"),
     FAILED: Meaning(
-        "the run failed, a file of it cannot be read, or its last checkpoint or summary not be written; `compare`: a "
-        "run failed; `sweep`: no trial came to its end; `status`, `stop`, `drain`, `scale`: there is no such run or "
-        "host, or it did not happen within the time",
+        "the run failed; a file of it cannot be read; or its last checkpoint, best weights, replay or summary could "
+        "not be written; `compare`: a run failed; `sweep`: no trial came to its end; `status`, `stop`, `drain`, "
+        "`scale`: there is no such run or host, or it did not happen within the time",
         "yes, a few times",
     ),
     USAGE: Meaning(

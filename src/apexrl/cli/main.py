@@ -55,9 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if os.environ.get("NO_COLOR"):
         os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"  # tyro looks at this alone, when it is imported
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # characters that the terminal's encoding lacks end no command
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal's encoding lacks end no command
     try:
         return _main(argv)
     finally:

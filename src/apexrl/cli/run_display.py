@@ -59,7 +59,7 @@ def shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequenc
 
 def complain(text: str) -> None:
     """An error for a human, on stderr: no traceback, unless APEXRL_TRACEBACK is set."""
-    with suppress(OSError):
+    with suppress(OSError, SystemExit):  # rich exits where nobody reads
         _print_error(text)
 
 

@@ -324,7 +324,10 @@ class AgentRows:
                 )
             rows.waiting[row] = False
             who = f"{self._name}: step() of environment {number}, agent {agent!r},"
-            rows.reward[row] = reward = only_number(rewards[agent], who)
+            reward = rewards[agent]
+            if not isinstance(reward, float | int):
+                reward = only_number(reward, who)
+            rows.reward[row] = reward
             self._returns[row] += reward
             rows.terminated[row] = ends = flag(terminated[agent], "terminated", who)
             rows.truncated[row] = flag(truncated[agent], "truncated", who) or (cut and not ends)

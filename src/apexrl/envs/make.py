@@ -256,13 +256,11 @@ def _unregistered(name: str) -> str:
     return "Where a package or a module of your own registers it, write that before the id: 'package.module:Id-v0'"
 
 
+_IDS = "Write ids as 'package.module:Id-v0' with a module that is installed or in the current folder"
+
+
 def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Call ``maker``; every failure becomes an EnvError that says what to do."""
-    if (module := name.rpartition(":")[0]).startswith(".") or "/" in module:
-        raise EnvError(
-            f"environment {name} cannot be made: {module!r} is no module. Write ids as 'package.module:Id-v0' with a "
-            "module that is installed or in the current folder"
-        )
     try:
         return maker(**kwargs)
     except EnvError:
@@ -274,16 +272,16 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         if error.name and not f"{own}.".startswith(f"{error.name}."):
             why = f"it needs the module {error.name!r}, which is not installed."
         else:
-            why = (
-                f"there is no module {error.name!r}. Write ids as 'package.module:Id-v0' with a module that is "
-                "installed or in the current folder."
-            )
+            why = f"there is no module {error.name!r}. {_IDS}."
         raise EnvError(f"environment {name} cannot be made: {why} {_extra(name)}".rstrip()) from error
     except gym.error.UnregisteredEnv as error:
         raise EnvError(f"there is no environment {name}: {error} {_unregistered(name)}") from error
     except gym.error.DeprecatedEnv as error:
         raise EnvError(f"environment {name} is out of date: {error}") from error
     except Exception as error:
+        if "perform a relative import" in str(error):
+            module = name.rpartition(":")[0]
+            raise EnvError(f"environment {name} cannot be made: {module!r} is no module. {_IDS}") from error
         with_kwargs = f" with {kwargs}" if kwargs else ""
         what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {str(error) or _place(error)}"
         if isinstance(error, AssertionError) and (extra := _extra(name)):

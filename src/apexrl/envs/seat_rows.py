@@ -171,7 +171,7 @@ class SeatRows:
             ended, cut = flag(ended, "terminated", who), flag(cut, "truncated", who)
             if agent == seat:
                 limited = bool(self._limit) and self._turns[number] >= self._limit
-                rows.reward[number] = only_number(reward, who)
+                rows.reward[number] = reward if isinstance(reward, float | int) else only_number(reward, who)
                 rows.terminated[number] = ended
                 rows.truncated[number] = (cut or limited) and not ended
                 shown = self._show[number].of(seat, observation)

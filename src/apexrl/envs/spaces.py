@@ -28,7 +28,7 @@ def length_limit(config: EnvConfig) -> LengthLimit:
 
 
 def _may_lose(stored: Array, given: Array) -> bool:
-    """Whether ``given`` may hold other values than are stored of it. Whole numbers are taken for truths, as of masks."""
+    """Whether ``given`` may hold other values than are stored of it. Masks of whole numbers are taken for truths."""
     return stored.dtype.kind in "iu" or (stored.dtype.kind == "b" and given.dtype.kind == "f")
 
 

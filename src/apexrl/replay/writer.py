@@ -85,6 +85,8 @@ class Writer:
         """
         if self._layout.kind != "rows":
             raise ApexrlError("extend() is for kind='rows'; this replay takes steps: use append()")
+        if timeout != timeout:
+            deadline_after(timeout)  # refuses it before anything is stored
         with self._lock:
             if self._closed or not self._native.leased:
                 self._lease()
@@ -134,6 +136,8 @@ class Writer:
         """
         if self._layout.kind == "rows":
             raise ApexrlError("append() is not for kind='rows'; this replay takes finished rows: use extend()")
+        if timeout != timeout:
+            deadline_after(timeout)
         with self._lock:
             if self._closed or not self._native.leased:
                 self._lease()

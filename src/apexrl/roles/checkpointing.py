@@ -89,8 +89,8 @@ def _take_up(agent: Agent, weights: Arrays, updates: int) -> None:
     """Go on from weights alone. Running averages among them count as of that many batches: as of none, the next batch
     would replace them."""
     agent.load(weights)
-    state, batches = agent.state_dict(), f"{NORMALIZER}/optimizer/steps"
-    if updates and batches in state:
+    batches = f"{NORMALIZER}/optimizer/steps"
+    if updates and batches in (state := agent.state_dict()):
         agent.load_state_dict({**state, batches: np.array(updates, np.float32)})
 
 

@@ -132,9 +132,8 @@ class PoolPlayers:
                 )
             return RANDOM
         settings = self._config.env
-        newest = f"{run}:{NEWEST}"
-        if self._how == "draw" and self._rng.random() < settings.newest_share and newest not in self._unreadable:
-            return newest
+        if self._how == "draw" and self._rng.random() < settings.newest_share:
+            return f"{run}:{NEWEST}"
         earlier = {f"{run}:{member.name}": member.win_rate for member in ratings.members}
         for player in self._unreadable & earlier.keys():
             del earlier[player]
@@ -187,6 +186,8 @@ class PoolPlayers:
     def _policy(self, player: str, spec: EnvSpec) -> _Policy | None:
         """A policy in memory, the newest as it was a second ago at most. None: it has just left the pool, or cannot be
         read, and is drawn no more."""
+        if player in self._unreadable:
+            return None
         run, _, name = player.rpartition(":")
         pool = self._pools[run]
         known = self._policies.get(player)
@@ -195,7 +196,7 @@ class PoolPlayers:
                 known = pool.loaded(name, spec, self._seed, known)
             except SnapshotError as error:
                 if known is None:
-                    if pool.has(name):
+                    if name != NEWEST and pool.has(name):  # the newest is written anew all the time
                         self._leave_out(player, error)
                     return None
             self._policies[player] = known
@@ -249,9 +250,9 @@ class _Pool:
         return self._ratings
 
     def has(self, name: str) -> bool:
-        """Whether a policy belongs to the pool at this moment."""
+        """Whether an earlier policy belongs to the pool at this moment."""
         ratings = self._pool.ratings()
-        return ratings is not None and (name == NEWEST or any(member.name == name for member in ratings.members))
+        return ratings is not None and any(member.name == name for member in ratings.members)
 
     def newest_changed(self, stamp: int) -> bool:
         now = self._clock()
