@@ -317,13 +317,15 @@ class DQN:
     def _acting_draw(self, rows: int, state: State) -> tuple[Draw, State]:
         """Of acting that explores, and the state with it: the noise that an environment holds, and for how many steps
         it has."""
-        noise = self._noise_of(rows)
-        if noise is None or self._config.noise_period == 1:
-            return self._draw(rows, self._few, noise), state
+        size, period = self._network.network.noise_size, self._config.noise_period
+        if not size or period == 1:
+            return self._draw(rows, self._few, self._noise_of(rows)), state
         given = state or {}
         steps = given.get(HELD_STEPS, np.zeros((rows, 1), np.int32))
-        due = steps % self._config.noise_period == 0  # zeros: an episode begins
-        held = np.where(due, as_array(noise), given.get(HELD_NOISE, np.float32(0)))
+        held = np.array(given.get(HELD_NOISE, np.zeros((rows, size), np.float32)))
+        due = steps[:, 0] % period == 0  # zeros: an episode begins
+        if due.any() and (fresh := self._noise_of(int(due.sum()))) is not None:
+            held[due] = as_array(fresh)
         draw = self._draw(rows, self._few, torch.from_numpy(held).to(self._device))
         return draw, {**given, HELD_NOISE: held, HELD_STEPS: steps + 1}
 
