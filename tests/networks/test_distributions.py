@@ -18,8 +18,12 @@ from apexrl.networks.distributions import (
     Distribution,
     Gaussian,
     Score,
+    held,
     log_softmax,
+    log_std_bounds,
 )
+from apexrl.networks.policy_value import PolicyValue
+from apexrl.spec import ActionSpec, EnvSpec, Field
 
 RNG = np.random.default_rng
 KINDS: dict[str, Distribution] = {
@@ -231,3 +235,27 @@ def test_log_probabilities_of_combinations_are_sums_of_those_of_choices() -> Non
     first, second = torch.log_softmax(outputs[:, :2], 1), torch.log_softmax(outputs[:, 2:], 1)
     wanted = torch.stack([first[:, i] + second[:, j] for i in range(2) for j in range(3)], dim=1)
     torch.testing.assert_close(Categorical((2, 3), vector=True).log_probs(outputs), wanted)
+
+
+@pytest.mark.parametrize(("x", "back"), [(-3.0, -1.0), (3.0, 1.0), (0.5, 1.0), (0.5, -1.0)])
+def test_a_number_out_of_bounds_can_be_learned_back(x: float, back: float) -> None:
+    for gradient, passed in ((back, back), (-back, -back if abs(x) < 1.0 else 0.0)):
+        number = torch.tensor([x], requires_grad=True)
+        value = held(number, -1.0, 1.0)
+        assert value.item() == max(-1.0, min(x, 1.0))
+        value.backward(torch.tensor([gradient]))
+        assert number.grad is not None
+        assert number.grad.item() == passed
+
+
+def test_a_deviation_below_its_bound_is_free_to_grow() -> None:
+    policy, spec = Gaussian(2, 0.1), EnvSpec({"observation": Field((3,), "float32")}, ActionSpec(2))
+    network = PolicyValue(spec, (4,), 2, 2, free_start=-3.0, free_bounds=log_std_bounds(0.1))
+    seen = {"observation": torch.zeros(5, 7, 3)}
+    for towards, gradient in ((-1.0, -1.0), (1.0, 0.0)):  # more entropy, and less
+        outputs = network.unroll(seen)[0].flatten(0, 1)
+        network.zero_grad()
+        (towards * policy.score(outputs, torch.zeros(35, 2)).entropy.mean()).backward()
+        assert network.free is not None
+        assert network.free.grad is not None
+        np.testing.assert_allclose(network.free.grad.numpy(), [gradient, gradient], rtol=1e-5)

@@ -43,7 +43,7 @@ from apexrl.losses import (
     value_loss,
     vtrace,
 )
-from apexrl.networks.distributions import Categorical, Distribution, Gaussian, Hybrid
+from apexrl.networks.distributions import Categorical, Distribution, Gaussian, Hybrid, log_std_bounds
 from apexrl.networks.memory import State as MemoryState
 from apexrl.networks.policy_value import SMALL_VALUE_GAIN, PolicyValue
 from apexrl.protocols import Acted, Arrays, Item, Sampled, State
@@ -142,6 +142,7 @@ class ActorCritic:
                 config.central_value,
                 SMALL_VALUE_GAIN if config.central_value and config.normalize_returns else 1.0,
                 math.log(config.initial_std),
+                log_std_bounds(config.least_std),
             ).to(self._device)
         memory = network.recurrent.memory if network.recurrent is not None else None
         self._memory_shapes = memory.fields if memory is not None else {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from apexrl.networks.distributions import held, log_std_bounds
 from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.ensemble import EVERY, Dropout, Ensemble, Members
 from apexrl.networks.memory import MemoryChoice
@@ -78,7 +79,7 @@ class OneDeviationPolicy(Policy):
     def forward(self, observation: Observation) -> Tensor:
         """name -> [B, (stack,) *shape]; returns float32 [B, 2·size], μ and log σ."""
         mean = torch.tanh(super().forward(observation))
-        return torch.cat((mean, self.log_std.clamp(-5.0, 2.0).expand_as(mean)), dim=1)
+        return torch.cat((mean, held(self.log_std, *log_std_bounds()).expand_as(mean)), dim=1)
 
 
 class Critics(nn.Module):

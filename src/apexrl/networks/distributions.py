@@ -29,6 +29,36 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # ours: beyond them a density says more of
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
+def log_std_bounds(least_std: float = 0.0) -> tuple[float, float]:
+    """Between which log σ is held, where σ is not to be below ``least_std``."""
+    return max(LOG_STD_MIN, math.log(least_std)) if least_std else LOG_STD_MIN, LOG_STD_MAX
+
+
+def held(x: Tensor, least: float, greatest: float) -> Tensor:
+    """``clamp`` whose gradient is 0 only where it leads further out. That of ``clamp`` is 0 wherever a number is out of
+    bounds, and of a parameter the step that carries it there would be the last."""
+    return cast("Tensor", _Held.apply(x, least, greatest))  # type: ignore[no-untyped-call]
+
+
+class _Held(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, least: float, greatest: float) -> Tensor:
+        return x.clamp(least, greatest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, *ctx.bounds = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (x,), (least, greatest), (gradient,) = ctx.saved_tensors, ctx.bounds, gradients
+        outwards = ((x < least) & (gradient > 0)) | ((x > greatest) & (gradient < 0))
+        return gradient.masked_fill(outwards, 0.0), None, None
+
+
 def log_softmax(logits: Tensor) -> Tensor:
     """Of rows [B, n]."""
     return torch.log_softmax(logits, 1) if _long(logits) else torch.log_softmax(logits.t().contiguous(), 0).t()
@@ -148,7 +178,7 @@ class Gaussian:
 
     def __init__(self, size: int, least_std: float = 0.0) -> None:
         self._size = size
-        self._least = max(LOG_STD_MIN, math.log(least_std)) if least_std else LOG_STD_MIN
+        self._least, self._greatest = log_std_bounds(least_std)
         self.outputs = 2 * size
 
     def sample(self, outputs: Floats, rng: np.random.Generator) -> Sample:
@@ -157,7 +187,7 @@ class Gaussian:
     def drawn(self, outputs: Floats, noise: Floats) -> Sample:
         """μ + σ·noise of standard normal ``noise`` [B, size], and its log-density."""
         mean = outputs[:, : self._size]
-        log_std = outputs[:, self._size :].clip(self._least, LOG_STD_MAX)
+        log_std = outputs[:, self._size :].clip(self._least, self._greatest)
         log_prob = -(0.5 * noise * noise + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return Sample(mean + np.exp(log_std) * noise, cast("Floats", log_prob))
 
@@ -176,7 +206,7 @@ class Gaussian:
         return Score(log_prob, (log_std + (0.5 + _HALF_LOG_2PI)).sum(dim=1))
 
     def _log_std(self, outputs: Tensor) -> Tensor:
-        return outputs[:, self._size :].clamp(self._least, LOG_STD_MAX)
+        return outputs[:, self._size :].clamp(self._least, self._greatest)
 
 
 class Hybrid:

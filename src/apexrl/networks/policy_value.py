@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from apexrl.networks.distributions import held
 from apexrl.networks.encoders import PLAIN, LayerChoice
 from apexrl.networks.memory import MemoryChoice, State
 from apexrl.networks.recurrent_trunk import RecurrentTrunk
@@ -38,6 +40,8 @@ class PolicyValue(nn.Module):
         choice: which layers encoders have.
         value_gain: of the value head's orthogonal start.
         free_start: the first value of the ``free`` numbers.
+        free_bounds: least and greatest value of the ``free`` numbers while they learn. Where one is beyond them, a
+            gradient that leads back still moves it.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class PolicyValue(nn.Module):
         central: bool = False,
         value_gain: float = 1.0,
         free_start: float = 0.0,
+        free_bounds: tuple[float, float] = (-math.inf, math.inf),
     ) -> None:
         super().__init__()
         assert not (separate and memory), "values with a memory of their own would need its state"
@@ -72,6 +77,7 @@ class PolicyValue(nn.Module):
         nn.init.orthogonal_(self.policy.weight, POLICY_GAIN)
         nn.init.zeros_(self.policy.bias)
         self.free = nn.Parameter(torch.full((free,), free_start)) if free else None
+        self._free_bounds = free_bounds
         self.value_trunk = value_trunk  # what only the value reads comes last: its gradient is clipped for itself
         self.value = nn.Linear(features if value_trunk is None else value_trunk.features, 1)
         nn.init.orthogonal_(self.value.weight, value_gain)
@@ -144,7 +150,10 @@ class PolicyValue(nn.Module):
         return self._with_free(self.policy(x))
 
     def _with_free(self, outputs: Tensor) -> Tensor:
-        return outputs if self.free is None else torch.cat((outputs, self.free.expand(outputs.shape[0], -1)), dim=1)
+        if self.free is None:
+            return outputs
+        free = held(self.free, *self._free_bounds) if outputs.requires_grad else self.free
+        return torch.cat((outputs, free.expand(outputs.shape[0], -1)), dim=1)
 
 
 def _flat(observation: Observation) -> dict[str, Tensor]:
