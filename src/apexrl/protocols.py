@@ -81,7 +81,7 @@ class Agent(Protocol):
       with these observations, in units of the learner's reward; evaluations compare it with what they observe;
     - ``Settings``: a dataclass with settings of its own (``config.settings``), which become flags; the constructor
       finds their values in ``config.agent_settings``: ``Settings(**config.agent_settings)``;
-    - ``anneal(progress: float)``: called before every update with the part of the run's environment steps that are
+    - ``anneal(progress: float)``: called before every update with the part of the schedules' environment steps that are
       made, 0 … 1, where the run has ``--anneal``;
     - ``horizon`` (``agents.horizon.Horizon``): n and γ of the batch that is drawn next, where the run has
       ``--anneal-horizon``. An agent that learns from unrolls scales the recorded discounts to that γ by itself.

@@ -85,6 +85,12 @@ def test_what_ends_with_the_run_needs_its_end() -> None:
         check_values(override(Config(), {name: value, "env_steps": 10}))
 
 
+def test_schedules_may_take_longer_than_the_run() -> None:
+    config = override(Config(), {"beta": 0.4, "beta_end": 1.0, "env_steps": 500, "schedule_env_steps": 1000})
+    assert Beta(counted(500), config)() == pytest.approx(0.7)
+    check_values(override(config, {"env_steps": 0, "anneal": True}))  # which another limit ends
+
+
 def test_a_host_that_is_told_of_the_run_goes_by_its_steps() -> None:
     config = override(Config(), {"exploration_steps": 100, "beta": 0.4, "beta_end": 1.0, "env_steps": 100})
     here = counted(10)

@@ -76,6 +76,11 @@ def test_what_a_checkpoint_is_made_for_cannot_change(word: str) -> None:
         check_space(search_space(CONFIG, [word]))
 
 
+def test_schedules_of_a_member_go_over_all_rounds(tmp_path: Path) -> None:
+    ends = [member_config(PLAN, tmp_path, 0, {}, number).stop for number in (1, 4)]
+    assert [(stop.env_steps, stop.schedule_env_steps) for stop in ends] == [(250, 1000), (1000, 0)]
+
+
 def test_a_member_goes_on_with_anothers_state_and_other_settings(tmp_path: Path) -> None:
     folders = []
     for member, updates in ((0, 50), (1, 80)):

@@ -84,6 +84,8 @@ class Resume(RunFlags):
     """New limit of learner updates, counted from the first start; 0: no limit. Default: as before."""
     minutes: float | None = None
     """New limit of minutes of training, counted from the first start; 0: no limit. Default: as before."""
+    schedule_env_steps: int | None = None
+    """Environment steps of schedules, counted from the first start; 0: as the limit. Default: as before."""
     stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
     """New mean return of an evaluation at which to stop; none: no goal. Default: as before."""
     log_format: LogFormat | None = None
@@ -353,7 +355,7 @@ def resumed(config: Config, wanted: Resume) -> Config:
     """A run's configuration with what the flags of ``resume`` change."""
     given: dict[str, Any] = {
         name: None if value == "none" else value
-        for name in ("env_steps", "updates", "minutes", "stop_at_return")
+        for name in ("env_steps", "updates", "minutes", "schedule_env_steps", "stop_at_return")
         if (value := getattr(wanted, name)) is not None
     }
     log_format = wanted.log_format or config.log_format

@@ -357,13 +357,13 @@ class ScheduleSettings:
     """What changes while a run goes on: linearly, by the environment steps of all actors together."""
 
     anneal: bool = False
-    """The step size falls from learning_rate to a share of it over --env-steps (A3C, IMPALA, PPO on Atari)."""
+    """The step size falls from learning_rate to a share of it over schedule_env_steps (A3C, IMPALA, PPO on Atari)."""
     learning_rate_end: Annotated[float, Range(0, 1), Needs("anneal")] = 0.0
     """The share of learning_rate that is left at the end (A3C, IMPALA, PPO on Atari: 0)."""
     exploration_steps: Annotated[int, Range(0)] = 0
     """Environment steps over which ε falls from 1 to what it then stays at (DQN: 1 million); 0: it never falls."""
     beta_end: Annotated[float, Range(0), Needs("alpha", unless=(0.0,))] = 0.0
-    """beta becomes this over --env-steps (Rainbow: 1); 0: it stays as it is (Ape-X)."""
+    """beta becomes this over schedule_env_steps (Rainbow: 1); 0: it stays as it is (Ape-X)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from apexrl.config import AgentConfig, Config
 from apexrl.config.outside import is_outside
-from apexrl.config.settings import Setting, did_you_mean, flag, settings_of
+from apexrl.config.settings import Setting, did_you_mean, settings_of
 from apexrl.errors import ConfigError
 
 OWN = frozenset(("agent_settings", "topology_settings"))
@@ -260,17 +260,20 @@ def check_values(config: Config, elsewhere: bool = False) -> None:
             f"--anneal-horizon changes 1 − γ exponentially, which never becomes 0: set --gamma between 0 and 1, not "
             f"{agent.gamma:g}, or --no-anneal-horizon"
         )
-    steps = "updates" if config.topology == "offline" else "env_steps"
-    limit, what = getattr(config.stop, steps), {"updates": "updates", "env_steps": "environment steps"}[steps]
+    offline, stop = config.topology == "offline", config.stop
+    limit = stop.updates if offline else stop.schedule_env_steps or stop.env_steps
+    steps, of = ("--updates", "updates") if offline else ("--env-steps or --schedule-env-steps", "environment steps")
     if agent.anneal and not limit:
-        raise ConfigError(f"--anneal lowers the step size over the {what} of the run: set {flag(steps)}")
+        raise ConfigError(f"--anneal lowers the step size over the {of} of the run: set {steps}")
     if agent.beta_end and not limit:
-        raise ConfigError(f"--beta-end is reached with the last of the run's {what}: set {flag(steps)}")
-    if config.topology == "offline" and config.evaluator.eval_period_steps:
+        raise ConfigError(f"--beta-end is reached with the last of the run's {of}: set {steps}")
+    if offline and stop.schedule_env_steps:
+        raise ConfigError("--schedule-env-steps counts environment steps, and topology offline makes none: --updates")
+    if offline and config.evaluator.eval_period_steps:
         raise ConfigError(
             "--eval-period-steps counts environment steps, and topology offline makes none: use --eval-period-seconds"
         )
-    if config.topology == "offline" and not replay.dataset:
+    if offline and not replay.dataset:
         raise ConfigError("topology offline learns from a dataset alone: name one with --dataset")
     if replay.remover == "proportional" and replay.alpha == 0:
         raise ConfigError("--remover proportional needs priorities: set --alpha above 0, or --remover fifo")

@@ -85,7 +85,9 @@ class ReplaySettings:
     """Transitions or sequences before the first update (Ape-X: 50 000)."""
     updates_per_step: Annotated[float, Range(0)] = 0.0
     """Learner updates per environment step of all actors together, whatever batch_size is; the faster side waits.
-    0: uncoupled, both go as fast as they can (Ape-X; it observed ≈ 0.0015). DQN: 0.25, SAC: 1."""
+    0: uncoupled, both go as fast as they can (Ape-X; it observed ≈ 0.0015). DQN: 0.25, SAC: 1.
+    With sequences it assumes one of them for each sequence_stride steps. That holds for long episodes.
+    Episodes shorter than a sequence give more or fewer."""
     insert_band: Annotated[float, Range(0), Needs("updates_per_step", unless=(0.0,))] = 0.1
     """How far updates_per_step may be exceeded or missed: as many steps as this fraction of min_size brings.
     Reverb's error buffer."""
@@ -270,6 +272,8 @@ class StopConfig:
     """Bounds of metrics of metrics.jsonl, as 'agent/loss>1e6' 'train_return<-500': the run ends beyond one of them."""
     updates: Annotated[int, Range(0)] = 0
     """Learner updates; 0: no limit."""
+    schedule_env_steps: Annotated[int, Range(0)] = 0
+    """Environment steps over which anneal and beta_end change their settings; 0: env_steps."""
 
 
 @dataclass(frozen=True)

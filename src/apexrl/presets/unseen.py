@@ -77,7 +77,7 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     learners += "redis" in given  # of a host that may come
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
     if agent != AUTO or not chosen.why:
-        return Start(config, _left_out(agent, facts) if recipe == "paper" and not look.stop.env_steps else "")
+        return Start(config, _left_out(agent, facts) if recipe == "paper" and not env_steps else "")
     said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
     return Start(config, f"{said}. --agent and --topology choose otherwise")
 
@@ -136,7 +136,7 @@ def with_names(topology: str, agent: str, facts: EnvFacts, recipe: Recipe, env_s
 
 def _aims(config: Config) -> tuple[int, str, int]:
     """What else defaults depend on."""
-    return config.stop.env_steps, config.agent.memory, config.wiring.learners
+    return config.stop.schedule_env_steps or config.stop.env_steps, config.agent.memory, config.wiring.learners
 
 
 def with_recipe(

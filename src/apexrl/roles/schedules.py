@@ -31,12 +31,13 @@ _BETA_DECIMALS = 2  # batches that are drawn ahead, or several at a time, have o
 
 
 class RunProgress:
-    """Which part of a run is made, 0 … 1, as its limit counts it."""
+    """Which part of a run's schedules is made, 0 … 1."""
 
     def __init__(self, context: Context, config: Config) -> None:
         self._context = context
         self._by_updates = config.topology == "offline"
-        self._budget = config.stop.updates if self._by_updates else config.stop.env_steps
+        stop = config.stop
+        self._budget = stop.updates if self._by_updates else stop.schedule_env_steps or stop.env_steps
 
     def __call__(self) -> float:
         made = self._context.total("updates") if self._by_updates else run_env_steps(self._context)
@@ -44,7 +45,7 @@ class RunProgress:
 
 
 class Anneal:
-    """``--anneal``: tells an agent, before each of its updates, which part of the run's environment steps are made."""
+    """``--anneal``: tells an agent, before each of its updates, which part of its schedules is made."""
 
     def __init__(self, context: Context, config: Config) -> None:
         self._progress = RunProgress(context, config) if config.agent.anneal else None
@@ -63,7 +64,7 @@ class Anneal:
 
 
 class Beta:
-    """The exponent of importance weights: ``beta``, and from there linearly to ``--beta-end`` at the run's end."""
+    """The exponent of importance weights: ``beta``, and from there linearly to ``--beta-end``, with the schedules."""
 
     def __init__(self, context: Context, config: Config) -> None:
         self._first = config.replay.correction

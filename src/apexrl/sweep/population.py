@@ -210,8 +210,12 @@ def member_config(plan: Plan, folder: Path, member: int, settings: Mapping[str, 
     """The run of a member in round ``number``: it ends where the round does."""
     config = override(plan.configs[0], settings)
     share = number / plan.rounds
+    whole = config.stop
     stop = dataclasses.replace(
-        config.stop, env_steps=round(config.stop.env_steps * share), minutes=config.stop.minutes * share
+        whole,
+        env_steps=round(whole.env_steps * share),
+        minutes=whole.minutes * share,
+        schedule_env_steps=whole.schedule_env_steps or (whole.env_steps if number < plan.rounds else 0),
     )
     seed = plan.configs[0].seed + member
     return validate(dataclasses.replace(config, stop=stop, seed=seed, name=_name(member), out=str(folder)), settings)
