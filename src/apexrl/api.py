@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import expanded
+from apexrl.config.home_paths import expanded, from_here, start_folder
 from apexrl.config.named_env import named_env
 from apexrl.config.placement import Listen, Placement, Ray
 from apexrl.config.trust import entrusted, named
@@ -64,6 +64,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
 
+@start_folder()
 def train(
     config: Config | str = "",
     *,
@@ -150,6 +151,7 @@ def train(
     return _run(config, observers=observers, resume_or_start=resume_or_start, **where)
 
 
+@start_folder()
 def resume(
     path: str | Path,
     *,
@@ -329,6 +331,7 @@ def publish(
         return str(published.put(made, expanded(to)))
 
 
+@start_folder()
 def run(
     config: Config,
     *,
@@ -366,7 +369,7 @@ def run(
             claim = stack.enter_context(closing(claim_by_name(config, placement, tell, checkpoint_url)))
             if claim.ended:
                 remember.started(config, claim.folder.path)
-                tell(f"run {claim.folder.path} is done: {claim.ended}")
+                tell(f"run {from_here(claim.folder.path)} is done: {claim.ended}")
                 return Run(claim.folder.path, None, config)
             config = claim.config
         with drawn(remember, observers):

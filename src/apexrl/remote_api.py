@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.api import Run
-from apexrl.config.home_paths import expanded
+from apexrl.config.home_paths import absolute, expanded, start_folder
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls
@@ -19,6 +19,7 @@ from apexrl.run.observers import FolderObserver
 from apexrl.run.status import Observer
 
 
+@start_folder()
 def join(
     url: str,
     run: str,
@@ -75,6 +76,7 @@ def join(
     return _observed(run_here, callbacks, panels(show, log_format), observers, on_folder)
 
 
+@start_folder()
 def join_envs(
     address: str,
     token: str,
@@ -122,6 +124,7 @@ def join_envs(
     return _observed(run_here, callbacks, panels(show, log_format), observers, on_folder)
 
 
+@start_folder()
 def stand_by(
     url: str,
     run: str,
@@ -169,7 +172,7 @@ def stand_by(
     with drawn(folder, watching):
         where = {"name": name, "out": out, "token": token, "trust": trust, "checkpoint_url": checkpoint_url}
         summary = launch.stand_by(url, run, [folder, *watching], **where)
-    return Run(folder.path or expanded(out) / (name or run), summary)
+    return Run(folder.path or absolute(expanded(out)) / (name or run), summary)
 
 
 def _observed(

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from recording_observer import Watcher, small
 
 import apexrl
 from apexrl import api
-from apexrl.config import Config, StopConfig, convert
+from apexrl.cli.main import main
+from apexrl.config import Config, EnvConfig, StopConfig, convert
 from apexrl.errors import ConfigError, EnvError, FencedError, HeldError, SnapshotError
 from apexrl.launch import launch, run_claim
 from apexrl.run import checkpoint
@@ -255,3 +258,43 @@ def test_one_that_was_stopped_by_hand_is_done_and_one_that_was_interrupted_is_no
     folder.generations.run = once.summary["generation"]
     folder.write_summary({**once.summary, "stopped_by": "interrupted"})
     assert again(config, env_steps=once.summary["env_steps"] + 200).summary["generation"] > once.summary["generation"]
+
+
+class Wanders(CartPoleEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        os.chdir(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_run_stays_in_its_folder_whoever_leaves_the_working_folder(
+    tmp_path: Path, serial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = replace(small(tmp_path), serial=serial, out="runs", env=EnvConfig(env=Wanders))
+    run = api.run(replace(config, stop=StopConfig(env_steps=300)))
+    assert run.path.parent == tmp_path / "runs"
+    assert not run.summary["not_saved"]
+    os.chdir(tempfile.gettempdir())
+    assert run.agent.spec.action.n == 2
+    assert sorted(path.name for path in (run.path / "checkpoints").glob("*.safetensors"))[0] == "best.safetensors"
+
+
+def test_a_module_that_leaves_the_working_folder_where_it_is_imported_moves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import os\nimport tempfile\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+        "os.chdir(tempfile.gettempdir())\nclass Left(CartPoleEnv): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["train", "--env", "leaving:Left", "--agent", "dqn", "--env-steps", "300", "--serial", "--name", "run"]
+    try:
+        assert main(words) == 0
+    finally:
+        sys.modules.pop("leaving", None)
+    assert capsys.readouterr().out.splitlines()[-1] == "runs/run"
+    folder = RunFolder.open(tmp_path / "runs" / "run")
+    assert folder.config().out == "runs"
+    assert folder.out(folder.config()) == str(tmp_path / "runs")  # which it no longer is from here

@@ -17,6 +17,7 @@ from apexrl.cli import ended_runs, in_browser, running_runs, sweeping
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
 from apexrl.cli.run_display import NOT_UNDERSTOOD, complain, shown
 from apexrl.config import Config
+from apexrl.config.home_paths import start_folder
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ConfigError, HeldError
@@ -58,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal's encoding lacks end no command
     try:
-        return _main(argv)
+        with start_folder():
+            return _main(argv)
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:

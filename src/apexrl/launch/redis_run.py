@@ -101,7 +101,7 @@ def learn(
     """
     config = open_to_hosts(config, "--redis", placement.run)
     if claim is not None:
-        config = replace(config, out=str(claim.folder.path.parent))  # of the actors here: beside it
+        config = replace(config, out=claim.folder.out(config))  # of the actors here: beside it
     identity = Identity.of(config, placement, None if claim is None else claim.folder)
     server = Server(placement.url)
     server.check()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from apexrl.config import Config, HostsConfig
-from apexrl.config.home_paths import expanded
+from apexrl.config.home_paths import expanded, from_here
 from apexrl.config.placement import Redis
 from apexrl.config.trust import entrusted
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout
@@ -129,7 +129,7 @@ def _settings(folder: RunFolder, placement: Redis, trust: Sequence[str]) -> tupl
         there = "no run" if identity is None else f"run {identity.name}"
         raise ConfigError(f"{folder.path} is the folder of {there}, not of run {placement.run}: say --name or --run")
     config = open_to_hosts(config, "--redis", placement.run)
-    return replace(config, out=str(folder.path.parent)), identity, settings
+    return replace(config, out=folder.out(config)), identity, settings
 
 
 def _wait_for_place(
@@ -202,7 +202,7 @@ def _take(side: LearnerSide, folder: RunFolder) -> tuple[LearnerLease, RunLock] 
 
 
 def _over(folder: RunFolder, why: str, tell: Tell) -> dict[str, Any]:
-    tell(f"run {folder.path} is done: {why}", "info")
+    tell(f"run {from_here(folder.path)} is done: {why}", "info")
     return {**folder.summary(), "stopped_by": "finished"}
 
 

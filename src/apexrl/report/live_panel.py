@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from apexrl.config.home_paths import from_here
 from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, brief, closing_line, losses, quiet, title, weights_behind
@@ -127,7 +128,7 @@ class View:
         self._diagnostics = DiagnosticWatch()
 
     def began(self, config: Config, folder: Path) -> None:
-        self.folder = str(folder)
+        self.folder = str(from_here(folder))
         self._stop = config.stop
         self._diagnostics = DiagnosticWatch(config.agent)
         self.title = f"apexrl  {title(config)}"

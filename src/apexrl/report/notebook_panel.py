@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from apexrl.config.home_paths import from_here
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.plain_lines import brief, closing_line, title
 from apexrl.run.status import Level, RunStatus
@@ -53,7 +54,7 @@ class NotebookPanel:
     def started(self, config: Config, folder: Path) -> None:
         from IPython.display import display
 
-        self.title.value = f"<b>apexrl  {html.escape(title(config))}</b> {html.escape(str(folder))}"
+        self.title.value = f"<b>apexrl  {html.escape(title(config))}</b> {html.escape(str(from_here(folder)))}"
         display(self.box)  # type: ignore[no-untyped-call]
 
     def update(self, status: RunStatus) -> None:

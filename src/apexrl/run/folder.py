@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import expanded
+from apexrl.config.home_paths import absolute, expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text
@@ -56,7 +56,7 @@ class RunFolder:
     """One run's folder. Make one with ``make`` or ``open``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+        self.path = absolute(Path(path))
         self.generations = Generations(self.path)
         self.config_path = self.path / "config.toml"
         self.metrics_path = self.path / "metrics.jsonl"
@@ -83,7 +83,7 @@ class RunFolder:
         convert.to_toml(config)  # refused before there is a folder
         out = expanded(config.out)
         try:
-            return cls(_make_unique(out, name))
+            return cls(_make_unique(absolute(out), name))
         except FileExistsError as error:
             what = "a link to what is not there" if out.is_symlink() else "a file"
             raise ConfigError(f"cannot write a run folder in --out {out}: it is {what}") from error
@@ -106,6 +106,11 @@ class RunFolder:
                 what = "its config.toml is a folder"
             raise ConfigError(f"{path} is not a run folder: {what}.{_runs_nearby(path)}")
         return cls(path)
+
+    def out(self, config: Config) -> str:
+        """Where the folder lies, as ``--out``: as ``config`` says it, if it says this."""
+        parent = self.path.parent
+        return config.out if absolute(expanded(config.out)) == parent else str(parent)
 
     def check_links(self) -> None:
         """Refuse a folder with a link to outside, where a run would write.
