@@ -16,9 +16,12 @@ def doors(kind: str, way: str) -> list[str]:
     return ["--env", "apexrl.envs.toy:Doors-v0", "--env-kwargs", "told", told]
 
 
-def flags(cell: str) -> list[str]:
-    """Of ``apexrl train``: agents whose time is mostly the environments', and evaluations that take next to none."""
+def flags(cell: str, defaults: bool = False) -> list[str]:
+    """Of ``apexrl train``: agents whose time is mostly the environments', or ``defaults`` of everything that takes part
+    in learning; evaluations that take next to none."""
     topology, agent = cell.split(":")
-    words = ["--topology", topology, "--agent", agent, "--envs-per-actor", "16", "--hidden", "64", "64"]
-    words += ["--eval-period-seconds", "1000000", "--eval-episodes", "1"]
+    words = ["--topology", topology, "--agent", agent, "--eval-period-seconds", "1000000", "--eval-episodes", "1"]
+    if defaults:
+        return words
+    words += ["--envs-per-actor", "16", "--hidden", "64", "64"]
     return words + (["--updates-per-step", "0.1", "--min-size", "1000"] if AGENTS[agent].item != "unroll" else [])
