@@ -100,3 +100,11 @@ class CallbackError(ApexrlError):
 
 class WorkerError(ApexrlError):
     """A role failed more often than its restart limit allows."""
+
+
+def said_by(error: BaseException) -> str:
+    """The text of any error, also of one that cannot tell it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"its text cannot be told ({type(another).__name__})"

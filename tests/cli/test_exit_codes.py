@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 
 from apexrl.cli.exit_codes import EXIT_CODES
 from apexrl.cli.main import main
+from apexrl.cli.run_display import shown
+from apexrl.errors import EnvError
 from apexrl.run.ownership import RunLock
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +76,14 @@ def test_pages_name_no_other() -> None:
     }
     assert said
     assert said <= EXIT_CODES.keys()
+
+
+def test_errors_are_lines_of_json_where_all_else_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def start(**of_the_display: Any) -> Any:
+        raise EnvError("it broke\nin two lines")
+
+    assert shown(start, [], [], "json") == 2
+    said = capsys.readouterr()
+    line = json.loads(said.out)
+    assert (line["level"], line["text"]) == ("error", "it broke\nin two lines")
+    assert not said.err

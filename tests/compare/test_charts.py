@@ -70,7 +70,7 @@ def test_what_is_drawn_of_lag_and_throughput() -> None:
     assert [list(line.get_xdata()) for line in axes.lines] == [[3.0, 3.0], [90.0, 90.0]]  # type: ignore[arg-type]
     figure = charts.throughput(runs, plan)
     assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == [
+    assert [axes.get_title() or axes.get_title("left") for axes in figure.axes] == [
         "environment steps per second", "learned steps per second", "updates per second"
     ]  # fmt: skip
     widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -56,7 +57,19 @@ def test_bad_observations_are_refused(answer, words):
     ("space", "answer", "words"),
     [
         (VECTOR, [0.0, [1.0], 0.0], "no array of float32"),
-        (gym.spaces.Box(-1, 1, (), np.float32), "far", "no array of float32: could not convert"),
+        (VECTOR, torch.zeros(3, requires_grad=True), "no array of float32: Can't call numpy()"),
+        (
+            gym.spaces.Box(-1, 1, (), np.float32),
+            "0.5",
+            "returned 'observation' of <U3 values; its observation space says float32",
+        ),
+        (
+            VECTOR,
+            np.zeros(3, np.complex64),
+            "returned 'observation' of complex64 values; its observation space says float32",
+        ),
+        (VECTOR, np.zeros(3, "datetime64[s]"), "returned 'observation' of datetime64.s. values; its"),
+        (VECTOR, np.zeros(3, [("x", "f4")]), "returned 'observation' of .*x.* values; its observation space says"),
         (BYTES, np.full((2, 2, 3), 0.5), "of float64 values that uint8 does not hold"),
         (BYTES, np.full((2, 2, 3), 256), "of int64 values that uint8 does not hold"),
         (gym.spaces.Box(0, 1, (2,), np.bool_), np.array([1.0, 0.5]), "of float64 values that bool does not hold"),
@@ -168,7 +181,7 @@ def test_an_info_that_is_no_dict_is_refused():
         vector.step(np.zeros(2, np.int64))
 
 
-@pytest.mark.parametrize("ends", [None, "False", [], ()])
+@pytest.mark.parametrize("ends", [None, "False", [], (), np.array([True, False])])
 def test_an_end_that_is_neither_true_nor_false_is_refused(ends):
     vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=ends, info={})), 2, 0)
     vector.reset()
@@ -182,3 +195,26 @@ def test_an_end_may_be_a_number_or_an_array(ends):
     vector = make_vector(EnvConfig(env=lambda: Odd(np.zeros(3, np.float32), ends=ends, info={})), 2, 0)
     vector.reset()
     assert vector.step(np.zeros(2, np.int64)).terminated.all()
+
+
+def test_an_error_without_words_is_told_all_the_same():
+    class Wordless(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    class Fails(Answers):
+        def step(self, action):
+            raise Wordless
+
+    vector = make_vector(EnvConfig(env=lambda: Fails((SEEN, {}), None)), 2, 0)
+    vector.reset()
+    with pytest.raises(EnvError, match=r"raised Wordless: its text cannot be told \(RuntimeError\)"):
+        vector.step(np.zeros(2, np.int64))
+
+
+def test_a_constructor_that_ends_the_program_is_an_error():
+    def licensed():
+        sys.exit("no licence")
+
+    with pytest.raises(EnvError, match="cannot be made: SystemExit: no licence"):
+        make_vector(EnvConfig(env=licensed), 1, 0)

@@ -189,6 +189,19 @@ def test_a_callback_cannot_stop_as_a_run_that_would_be_resumed(word: str, tmp_pa
     ledger.close()
 
 
+@pytest.mark.parametrize("word", ["interrupted", "error", "", {"a": 1}])
+def test_nor_by_the_run_that_it_is_given(word: Any, tmp_path: Path) -> None:
+    class Stops(Callback):
+        def on_evaluation(self, evaluation: EvaluationReport) -> None:
+            self.run.stop(word)
+
+    ledger = ledger_of(tmp_path, Stops())
+    ledger.hear("evaluation", {"mean": 9.0, "std": 0.0, "returns": [9.0], "episodes": 1, "final": False})
+    assert isinstance(ledger.failure, CallbackError)
+    assert f"a callback cannot stop a run as {word!r}" in str(ledger.failure)
+    ledger.close()
+
+
 @pytest.mark.parametrize("answer", [True, np.float32(9.0) > 8.0, False, np.float32(9.0) > 10.0, None, "", 1])
 def test_true_stops_also_as_a_comparison_of_numpy_has_it(answer: Any, tmp_path: Path) -> None:
     class Answering(Callback):

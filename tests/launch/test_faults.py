@@ -171,7 +171,23 @@ def test_an_environment_whose_first_steps_always_fail_is_said_at_once_and_leaves
         launch(config)
     with pytest.raises(EnvError, match=r"the first steps of the environment ended its process \(killed by signal 9\)"):
         check(replace(config, env=EnvConfig(env=Kills)))
+    with pytest.raises(EnvError, match=r"(?s)first steps of .*Confuses failed\n.*test_faults\.py.*ZeroDivisionError"):
+        check(replace(config, env=EnvConfig(env=Confuses)))
     assert not (tmp_path / "run").exists()
+
+
+class Confuses(CartPoleEnv):
+    def step(self, action: Any) -> Any:
+        observation, reward, ended, cut, info = super().step(action)
+        return observation, Undivided(reward), ended, cut, info
+
+
+class Undivided:
+    def __init__(self, reward: Any) -> None:
+        self.reward = reward
+
+    def __float__(self) -> float:
+        return 1.0 / 0.0
 
 
 class Kills(CartPoleEnv):

@@ -129,3 +129,38 @@ def test_only_agents_of_unrolls_may_lack_priorities(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"'test_probe:Mute' learns from transitions, .* lacks priorities"):
         probe(mute)
     assert probe(in_order).item == Item("unroll", 4)
+
+
+class NestedState(DQN):
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": np.zeros(2), "optimizer": {"step": 3}}
+
+
+class WideState(DQN):
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": np.zeros(2, np.longdouble), "names": np.array(["a"])}
+
+
+class NoState(DQN):
+    def state_dict(self) -> dict[str, Any]:
+        return None  # type: ignore[return-value]
+
+
+class FailingState(DQN):
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("w")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("NestedState", r"one entry for each array .*; it returned {'step': 3} as 'optimizer'"),
+        ("WideState", "array 'w' of the agent has dtype float128: a checkpoint holds numbers and booleans only"),
+        ("NoState", "it returned None"),
+        ("FailingState", r"it raised KeyError: 'w' \(.*test_probe.py:\d+\)"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_a_run(tmp_path: Path, kind: str, text: str) -> None:
+    config = small(tmp_path, env="CartPole-v1")
+    with pytest.raises(AgentError, match=rf"agent test_probe:{kind}: state_dict\(\) must return a flat dict.*{text}"):
+        probe(replace(config, agent=replace(config.agent, agent=f"test_probe:{kind}")))

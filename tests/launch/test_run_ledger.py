@@ -278,6 +278,7 @@ def test_a_run_on_one_machine_has_nothing_to_say_of_hosts(tmp_path: Path) -> Non
         (StopConfig(minutes=0.5), {"wall_seconds": 42.0}, r"has had 0\.7 of --minutes 0\.5: .*say more, or 0"),
         (StopConfig(minutes=0.7), {"wall_seconds": 42.0}, "--minutes"),
         (StopConfig(minutes=0.0, env_steps=1000), {"env_steps": 1003}, "has had 1,003 of --env-steps 1,000"),
+        (StopConfig(updates=60), {"updates": 60}, "has had 60 of --updates 60"),
         (StopConfig(minutes=0.8, env_steps=1004), {"env_steps": 1003, "wall_seconds": 42.0}, ""),
         (StopConfig(minutes=0.0, env_steps=0), {"env_steps": 1003, "wall_seconds": 42.0}, ""),
         (StopConfig(minutes=0.5), {"wall_seconds": 42.0, "stopped_by": "error"}, ""),  # it may come to its end

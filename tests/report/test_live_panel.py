@@ -248,6 +248,8 @@ def test_closing_lines() -> None:
         "; no final evaluation; the last training episodes returned -20.3"
     )
     assert "nothing was learned" not in closing_line(good).plain
+    restarted = good | {"updates": 0, "restarts": {"learner": 3}}
+    assert "--min-size items), and workers failed meanwhile, as the warnings say;" in closing_line(restarted).plain
     assert "nothing was learned" not in closing_line(good | {"updates": 0, "stopped_by": "error"}).plain
     assert "0 updates; nothing was learned: there was no batch yet (--batch-size; a prioritized replay first holds" in (
         closing_line(good | {"updates": 0}).plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,19 @@ def test_a_state_that_is_not_finite_is_never_the_newest_checkpoint(stage: Any, b
     state = {"online/w": np.ones(3, np.float32), "rng": np.arange(5, dtype=np.uint8), "updates": np.array(7)}
     checkpointing.write_state(context, state, keep=1)
     context.count(updates=1)
-    checkpointing.write_state(context, state | {"online/w": np.array([1.0, bad, 1.0], np.float32)}, keep=1)
+    spoilt = state | {"online/w": np.array([1.0, bad, 1.0], np.float32)}
+    assert not checkpointing.Saving(context, 60.0).now(lambda: checkpointing.write_state(context, spoilt, keep=1))
     found = checkpoint.load_latest(RunFolder(context.folder).checkpoints)
     assert found is not None
     assert found.metadata["updates"] == 0
     (said,) = stage.values("log")
     assert said["level"] == "warning"
-    assert "online/w is NaN or infinite: no checkpoint is written" in said["text"]
+    assert "could not write a checkpoint: online/w is NaN or infinite. The run goes on" in said["text"]
     assert str(found.path) in said["text"]
+    began = time.monotonic()
+    checkpointing.Saving(context, 60.0).last(lambda: checkpointing.write_state(context, spoilt, keep=1))
+    assert time.monotonic() - began < checkpointing.LAST_SECONDS / 2  # it would be no better a second later
+    assert [said["what"] for said in stage.values("not_saved")] == ["a checkpoint"]
 
 
 class Vector:

@@ -39,8 +39,10 @@ def test_contract(make):
     assert board.latest(5) is None
     with pytest.raises(SpecError, match="must be larger than the newest"):
         board.publish(weights(3), 5)
-    with pytest.raises(SpecError, match="other names"):
-        board.publish({"w": np.zeros(3, "f4")}, 6)
+    with pytest.raises(SpecError, match=r"published first: 'w' was float\d+ \[.*\], and is float32 \[3\]"):
+        board.publish({**weights(6), "w": np.zeros(3, "f4")}, 6)
+    with pytest.raises(SpecError, match="and is not there"):
+        board.publish({"w": weights(6)["w"]}, 6)
     assert board.wait(4, 0.01)
     assert not board.wait(5, 0.01)
     assert board.spoilt_reads == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
+from apexrl.config.home_paths import from_here
 from apexrl.errors import AgentError, ApexrlError, ConfigError, DatasetError, EnvError, HeldError, SpecError
 
 if TYPE_CHECKING:
@@ -43,7 +44,14 @@ def shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequenc
     try:
         run = start(observers=[terminal, *watching], on_folder=remember)
     except ApexrlError as error:
-        complain(str(error))
+        if log_format == "text":
+            complain(str(error))
+        else:
+            if os.environ.get("APEXRL_TRACEBACK"):
+                traceback.print_exc()
+            if path is None:  # else the run has told it
+                with suppress(OSError, ValueError, SystemExit):
+                    terminal.message(str(error), "error")
         if isinstance(error, HeldError):
             return HELD
         return USAGE if path is None and isinstance(error, NOT_UNDERSTOOD) else FAILED
@@ -51,7 +59,7 @@ def shown(start: Callable[..., Run], watching: Sequence[Observer], told: Sequenc
         if path is not None and log_format == "text":
             with suppress(OSError, ValueError):  # a closed terminal must not hide how the run ended
                 sys.stderr.flush()
-                print(path, flush=True)
+                print(from_here(path), flush=True)
     if run.summary.get("not_saved"):
         return FAILED
     return {"interrupted": INTERRUPTED, "error": FAILED}.get(run.summary["stopped_by"], OK)

@@ -15,7 +15,7 @@ from apexrl.envs.action_masks import MASK, MASK_HINT
 from apexrl.envs.action_spaces import action_spec
 from apexrl.envs.spaces import LIMIT, Leaf, observation_leaves
 from apexrl.envs.told_metrics import told_metrics
-from apexrl.errors import ConfigError, EnvError, SpecError
+from apexrl.errors import ConfigError, EnvError, SpecError, said_by
 from apexrl.run.env_changes import EnvChange
 from apexrl.space_values import LengthLimit
 from apexrl.spec import ACTION_MASK, ActionSpec, Array
@@ -341,7 +341,10 @@ def flag(value: Any, what: str, who: str) -> bool:
         EnvError: it is something else, as the None of a function that forgets to return.
     """
     if isinstance(value, bool | int | float) or hasattr(value, "dtype"):
-        return bool(value)
+        try:
+            return bool(value)
+        except (TypeError, ValueError, RuntimeError):  # of several numbers
+            pass
     raise EnvError(f"{who} returned {what} = {value!r:.60}; it must be True or False")
 
 
@@ -377,8 +380,9 @@ def blame(name: str, call: str, index: int | None = None) -> Iterator[None]:
 def blamed(error: Exception | SystemExit, name: str, call: str, index: int | None = None, hint: str = "") -> EnvError:
     """What says whose error it is."""
     which = "" if index is None else f" of environment {index}"
-    text = f"{name}: {call}(){which} raised {type(error).__name__}: {error}"
-    return EnvError(text + (_form_of(call, str(error)) or hint))
+    said = said_by(error)
+    text = f"{name}: {call}(){which} raised {type(error).__name__}: {said}"
+    return EnvError(text + (_form_of(call, said) or hint))
 
 
 def _form_of(call: str, said: str) -> str:

@@ -37,7 +37,7 @@ from apexrl.envs.step_cost import MOST_THREADS, StepCost, step_cost
 from apexrl.envs.threaded import ThreadRows
 from apexrl.envs.vector import VectorEnv
 from apexrl.envs.vector_form import VectorForm, vector_form
-from apexrl.errors import EnvError
+from apexrl.errors import EnvError, said_by
 from apexrl.run.env_changes import EnvChange
 from apexrl.spec import EnvSpec
 
@@ -278,12 +278,12 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(f"there is no environment {name}: {error} {_unregistered(name)}") from error
     except gym.error.DeprecatedEnv as error:
         raise EnvError(f"environment {name} is out of date: {error}") from error
-    except Exception as error:
-        if "perform a relative import" in str(error):
+    except (Exception, SystemExit) as error:
+        if "perform a relative import" in (said := said_by(error)):
             module = name.rpartition(":")[0]
             raise EnvError(f"environment {name} cannot be made: {module!r} is no module. {_IDS}") from error
         with_kwargs = f" with {kwargs}" if kwargs else ""
-        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {str(error) or _place(error)}"
+        what = f"environment {name} cannot be made{with_kwargs}: {type(error).__name__}: {said or _place(error)}"
         if isinstance(error, AssertionError) and (extra := _extra(name)):
             what += f". The packages that it needs may not go together. {extra}"
         if isinstance(error, TypeError | ValueError):
@@ -291,7 +291,7 @@ def _guard(name: str, maker: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         raise EnvError(what) from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where an error without words was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"in {last.name}, {last.filename}, line {last.lineno}"

@@ -22,6 +22,10 @@ Arrays = dict[str, Array]
 LIMIT = LengthLimit()
 
 
+_OTHER_KINDS = frozenset("cmMSU")
+"""NumPy's kinds that are no real numbers, beside records: complex ones, times and texts. V has bfloat16, too."""
+
+
 def length_limit(config: EnvConfig) -> LengthLimit:
     """Of values whose space has no greatest length."""
     return LengthLimit(config.max_sequence_length, config.cut_long_sequences)
@@ -83,11 +87,15 @@ class Leaf:
         kept = rows[self.name]
         try:
             array = np.asarray(value)
+            if array.dtype != kept.dtype:
+                self._refuse_other(array)
             fits = array.shape == self.field.shape
             if fits:
                 array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
                 kept[row] = array
-        except (TypeError, ValueError) as error:
+        except SpecError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:  # the last: a tensor with a gradient
             raise SpecError(f"{self.name!r} that is no array of {self.field.dtype}: {error}") from error
         if not fits:
             raise SpecError(
@@ -104,12 +112,20 @@ class Leaf:
             SpecError: its dtype does not hold one.
         """
         array = np.asarray(values)
+        self._refuse_other(array)
         array = array - np.int64(self.start) if self.start else array  # of int16 it would wrap
         with np.errstate(invalid="ignore"):  # of NaN
             stored = array.astype(self.field.dtype, copy=False)
         if stored is not array and _may_lose(stored, array) and (stored != array).any():
             raise self._not_held(array)
         return stored
+
+    def _refuse_other(self, array: Array) -> None:
+        if array.dtype.kind in _OTHER_KINDS or array.dtype.names:
+            raise SpecError(
+                f"{self.name!r} of {array.dtype} values; its observation space says {self.field.dtype}: return numbers "
+                "of that kind, or change the space"
+            )
 
     def _not_held(self, array: Array) -> SpecError:
         return SpecError(

@@ -47,7 +47,7 @@ class Answers:
         if (answer := self.within(timeout, work, args, what)) is None:
             raise EnvError(
                 f"{what} took longer than {timeout:g} s (--env-timeout): raise it, or look at what its constructor "
-                "waits for"
+                "or its close() waits for"
             )
         return answer
 

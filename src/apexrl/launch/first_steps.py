@@ -17,6 +17,7 @@ from apexrl.launch.supervisor import Supervisor
 from apexrl.launch.worker_process import describe
 from apexrl.links.local import worker_messages
 from apexrl.run.callback_observer import CallbackObserver
+from apexrl.run.folder import env_name
 from apexrl.run.status import Observer
 
 _STEPS: Final = 3
@@ -53,9 +54,12 @@ def try_first_steps(supervisor: Supervisor, config: Config, observers: Sequence[
 def _work(channel: socket.socket, config: Config) -> int:
     try:
         _step(config)
-    except ApexrlError as error:
-        text = describe(error)["traceback"].partition(": ")[2]  # with lines of its own code
-        worker_messages.send(channel, "error", {"kind": type(error).__name__, "error": text})
+    except (Exception, SystemExit) as error:
+        known = isinstance(error, ApexrlError)
+        said = describe(error)["traceback"]  # of ours with lines of its own code
+        text = said.partition(": ")[2] if known else f"the first steps of {env_name(config)} failed\n{said}"
+        kind = type(error).__name__ if known else EnvError.__name__
+        worker_messages.send(channel, "error", {"kind": kind, "error": text})
         return 1
     worker_messages.send(channel, "stepped", {})
     return 0

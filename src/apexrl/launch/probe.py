@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
+import numpy as np
+
 from apexrl import errors
 from apexrl.config import Config
-from apexrl.errors import AgentError, ApexrlError, ConfigError
+from apexrl.errors import AgentError, ApexrlError, ConfigError, SpecError
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
+from apexrl.run import checkpoint
 from apexrl.run.spec_json import fields_to_json, spec_from_json, spec_to_json
 from apexrl.shared.available_memory import memory_limits, size
 from apexrl.spec import EnvSpec, Field
@@ -47,7 +50,7 @@ def probe_learner(config: Config) -> Probe:
 
 def probe(config: Config) -> Probe:
     """Make one environment and the agent in this process, look, and close them."""
-    from apexrl.agents import recorded
+    from apexrl.agents import AGENTS, recorded
     from apexrl.agents.named_vectors import sizes
     from apexrl.agents.parameter_layout import places
     from apexrl.envs import make_vector
@@ -61,6 +64,8 @@ def probe(config: Config) -> Probe:
         check_goals(config)
         agent = made(config, spec)
         nbytes = weights_nbytes(config.agent.agent, agent)
+        if config.agent.agent not in AGENTS:
+            check_state(config.agent.agent, agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
         item: Item = getattr(agent, "item", Item())
         if item.kind != "unroll" and not isinstance(agent, Prioritizing):
@@ -174,6 +179,30 @@ def weights_nbytes(name: str, agent: Any) -> int:
             "return all that acting needs: actors and the evaluator know of the learner's work by nothing else"
         )
     return nbytes
+
+
+def check_state(name: str, agent: Any) -> None:
+    """Refuse an agent whose state cannot be kept, before it has learned anything.
+
+    Raises:
+        AgentError: ``state_dict()`` fails, or is no flat dict of arrays.
+    """
+    wanted = "state_dict() must return a flat dict, name -> NumPy array: one entry for each array that a resume needs"
+    try:
+        state = agent.state_dict()
+    except ApexrlError:
+        raise
+    except Exception as error:
+        raise AgentError(f"agent {name}: {wanted}; it raised {told(error)}") from error
+    if not isinstance(state, Mapping):
+        raise AgentError(f"agent {name}: {wanted}; it returned {state!r:.60}")
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(getattr(value, "dtype", None), np.dtype):
+            raise AgentError(f"agent {name}: {wanted}; it returned {value!r:.60} as {key!r:.60}")
+        try:
+            checkpoint.stored_dtype(key, value)
+        except SpecError as error:
+            raise AgentError(f"agent {name}: {wanted}; {error}") from error
 
 
 def told(error: Exception) -> str:

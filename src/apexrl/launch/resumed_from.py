@@ -71,7 +71,8 @@ def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
         return
     if summary.get("stopped_by") in (None, "error", "interrupted"):
         return
-    had = {"minutes": summary.get("wall_seconds", 0.0) / 60.0, "env_steps": summary.get("env_steps", 0)}
+    had = {name: summary.get(name, 0) for name in ("env_steps", "updates")}
+    had["minutes"] = summary.get("wall_seconds", 0.0) / 60.0
     for name, value in had.items():
         most = getattr(stop, name)
         if most and value >= most:

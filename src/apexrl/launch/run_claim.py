@@ -180,6 +180,7 @@ def _ended(folder: RunFolder, config: Config) -> str:
         return ""
     had = {
         "env_steps": (config.stop.env_steps, summary.get("env_steps")),
+        "updates": (config.stop.updates, summary.get("updates")),
         "minutes": (config.stop.minutes, (summary.get("wall_seconds") or 0.0) / 60.0),
         "stop_at_return": (config.stop.stop_at_return, summary.get("best_eval_return")),
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from apexrl.config import Config
-from apexrl.errors import AgentError, ApexrlError, ConfigError, FencedError, NonFiniteError, SpecError
+from apexrl.errors import AgentError, ApexrlError, ConfigError, FencedError, NonFiniteError, SpecError, said_by
 from apexrl.launch.stall_dump import dump_on_request
 from apexrl.links.local.control_board import ControlBoard
 from apexrl.links.local.role_context import SharedContext, WorkerIdentity
@@ -120,7 +120,7 @@ def keep_memory() -> None:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An error as the values of an ``error`` message."""
-    said = f"{type(error).__name__}: {error}"[:_TEXT]
+    said = f"{type(error).__name__}: {said_by(error)}"[:_TEXT]
     return {"error": said, "traceback": _where(error, said)[-_TEXT:], "fatal": isinstance(error, FATAL)}
 
 

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
+from apexrl.config.home_paths import from_here
 from apexrl.errors import SnapshotError
 from apexrl.links.printable import host_name
 from apexrl.report.diagnostic_watch import DiagnosticWatch
@@ -68,7 +69,7 @@ class PlainLines:
         self._labels["run"] = run_of(config.name, folder, host_name())
         with suppress(OSError, SnapshotError):
             self._labels["generation"] = Generations(folder).newest_run
-        self._print(f"apexrl  {title(config)}  ·  {folder}")
+        self._print(f"apexrl  {title(config)}  ·  {from_here(folder)}")
 
     def update(self, status: RunStatus) -> None:
         self._status = status
@@ -169,8 +170,10 @@ def closing_line(summary: Mapping[str, Any]) -> Text:
     )
     learned = updates or (summary.get("policy_lag") or {}).get("steps")  # who learns beside the first counts no updates
     if stopped_by != "error" and not learned and "updates" in summary and not summary.get("hosts"):
-        words += "; nothing was learned: there was no batch yet"
-        words += " (--batch-size; a prioritized replay first holds --min-size items)"
+        why = "there was no batch yet (--batch-size; a prioritized replay first holds --min-size items)"
+        if any((summary.get("restarts") or {}).values()):
+            why += ", and workers failed meanwhile, as the warnings say"
+        words += f"; nothing was learned: {why}"
     best, last = summary.get("final_eval_return"), summary.get("last_weights_return")
     if best is not None:
         count = summary.get("final_eval_episodes")

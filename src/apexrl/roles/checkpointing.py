@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from apexrl.errors import ApexrlError, LinkError, SnapshotError, SpecError
+from apexrl.errors import ApexrlError, LinkError, NonFiniteError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.protocols import NORMALIZER, Agent, Arrays, Context, WeightsReader
@@ -158,7 +158,7 @@ class Saving:
         try:
             with self._signs_of_life():
                 write()
-        except (OSError, SnapshotError, LinkError) as error:
+        except (OSError, SnapshotError, LinkError, NonFiniteError) as error:
             pause = _PAUSES[0] if isinstance(error, LinkError) else self._pauses.next()
             self._next = self._context.clock() + pause
             if not self._failures:
@@ -181,16 +181,18 @@ class Saving:
             try:
                 write()
                 return
-            except (OSError, SnapshotError, LinkError) as error:
+            except (OSError, SnapshotError, LinkError, NonFiniteError) as error:
                 self._failed()
+                if isinstance(error, NonFiniteError):
+                    self._lose(error, "This checkpoint is lost")
+                    return
                 if isinstance(error, LinkError) and not self._context.fence.paused:
                     self._tell(error, "The other learner writes the checkpoints now")
                     return
                 if _full(error) and self._kept and self._make_room():
                     continue
                 if (tried := time.monotonic() - began) >= LAST_SECONDS:
-                    self._tell(error, f"It was tried for {tried:.0f} s, and is lost")
-                    self._context.send("not_saved", what=self._what)
+                    self._lose(error, f"It was tried for {tried:.0f} s, and is lost")
                     return
             self._context.should_stop()  # also the heartbeat
             time.sleep(_LAST_PAUSE)
@@ -222,6 +224,10 @@ class Saving:
     def _failed(self) -> None:
         self._failures += 1
         self._context.count(failed_checkpoints=1)
+
+    def _lose(self, error: Exception, then: str) -> None:
+        self._tell(error, then)
+        self._context.send("not_saved", what=self._what)
 
     def _tell(self, error: Exception, then: str) -> None:
         room = f"the {self._kept} that are kept (--checkpoints-kept)" if self._kept else "the one that is there"
@@ -265,7 +271,7 @@ def write(context: Context, agent: Agent, keep: int) -> None:
 
 def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
     """Write a checkpoint of what an agent's ``state_dict`` gave, and keep that many. A state that is NaN or infinite is
-    not written, and pushes no good one out: whoever meets it when learning ends the run.
+    not written, and pushes no good one out.
 
     Its number is that of updates ever made, as the version's: it grows over restarts, and so do file names.
 
@@ -273,11 +279,10 @@ def write_state(context: Context, state: dict[str, Array], keep: int) -> None:
         OSError: it could not be written, or what it makes needless not be deleted.
         LinkError: another learner may hold the run's lease.
         FencedError: a newer generation writes here.
+        NonFiniteError: names what is NaN or infinite.
     """
     if bad := [name for name, array in state.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
-        text = f"{bad[0]} is NaN or infinite: no checkpoint is written. {last_good(context)}"
-        context.send("log", text=text, level="warning")
-        return
+        raise NonFiniteError(f"{bad[0]} is NaN or infinite")
     counts = {name: context.total(name) for name in ("updates", "env_steps", "episodes")}
     path = checkpoint.save(folder_of(context), state, counts, keep=keep, fence=context.fence)
     context.send("checkpoint", path=str(path), updates=counts["updates"])

@@ -21,6 +21,7 @@ from apexrl.run.callbacks import (
     OpenRun,
     StatusFunction,
     Steering,
+    checked_reason,
 )
 from apexrl.run.episode_metrics import told_spreads
 from apexrl.run.observers import IdleObserver
@@ -33,9 +34,6 @@ LONG_SECONDS: Final = 30.0
 """Of one call, after which the user is told; and …"""
 INTERRUPTIBLE_SECONDS: Final = 5.0
 """… after which Ctrl-C interrupts it."""
-
-_OTHER_ENDS: Final = ("interrupted", "error")
-"""Reasons why a run stopped that is not done; a callback's answer is no such reason."""
 
 _calling_since: float | None = None
 
@@ -157,11 +155,7 @@ class CallbackObserver(IdleObserver):
 def _reason(answer: object) -> str:
     """What a callback's answer says why the run stops. A comparison of arrays answers with NumPy's own True."""
     if isinstance(answer, str):
-        if answer in _OTHER_ENDS:
-            raise ConfigError(
-                f"a callback cannot stop a run as {answer!r}, which would be resumed: return another word"
-            )
-        return answer
+        return checked_reason(answer) if answer else ""
     return "callback" if isinstance(answer, bool | np.bool_) and answer else ""
 
 

@@ -1,8 +1,8 @@
 """Callbacks: code of a program's own that watches and steers a run, in the process that starts it.
 
 All are called in that process's main thread, one after the other, between two looks at the workers; in a run over
-several machines on the learner's host, on Ray at the driver. Workers go on meanwhile, but nobody watches them: what
-takes long belongs into a thread or a process of the callback's own.
+several machines on the learner's host, on Ray at the driver. Workers go on meanwhile, also beyond the run's limits, but
+nobody watches them: what takes long belongs into a thread or a process of the callback's own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from apexrl.errors import ConfigError
 from apexrl.run.env_changes import EnvChange
 from apexrl.run.episode_metrics import Spread
 from apexrl.run.status import Level, RunStatus
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Answer = bool | str | None
 """True stops the run in good order; so does a text that is not empty, which becomes the reason in ``summary.json``."""
+
+_OTHER_ENDS = ("interrupted", "error")
+"""Reasons why a run stopped that is not done."""
 
 StatusFunction = Callable[[RunStatus], Answer]
 """A callback that is a function: called with every status, a few times a second."""
@@ -98,8 +102,12 @@ class OpenRun:
         return self._steering.env_change
 
     def stop(self, reason: str = "callback") -> None:
-        """End the run in good order: with a last checkpoint and the final evaluations."""
-        self._steering.stop(reason)
+        """End the run in good order: with a last checkpoint and the final evaluations.
+
+        Raises:
+            ConfigError: ``reason`` is empty, no text, or ``interrupted`` or ``error``, which mean that it is not done.
+        """
+        self._steering.stop(checked_reason(reason))
 
     def tell(self, text: str, level: Level = "info") -> None:
         """Show a text to the user, and write it into ``metrics.jsonl``."""
@@ -163,3 +171,18 @@ class Callback:
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """The run has ended, well or not, and ``summary.json`` is written."""
+
+
+def checked_reason(reason: object) -> str:
+    """Why a callback stops the run.
+
+    Raises:
+        ConfigError: it is empty or no text, or says that the run is not done.
+    """
+    if not isinstance(reason, str) or not reason:
+        raise ConfigError(
+            f"a callback cannot stop a run as {reason!r:.60}: the reason must be a text that is not empty"
+        )
+    if reason in _OTHER_ENDS:
+        raise ConfigError(f"a callback cannot stop a run as {reason!r}, which would be resumed: give another word")
+    return reason

@@ -218,7 +218,7 @@ def _write(
     path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, Any], kind: Kind, fence: Fence | None
 ) -> None:
     """The safetensors format, written by hand: its own writer hides what the disk said, and sorts nothing."""
-    kinds = {name: _dtype(name, value) for name, value in arrays.items()}
+    kinds = {name: stored_dtype(name, value) for name, value in arrays.items()}
     solid = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     text = json.dumps(dict(metadata), sort_keys=True)
     about = {"checksum": _checksum(solid, kind, text), "format": f"{_FORMATS}{FORMAT}", "kind": kind, "metadata": text}
@@ -250,8 +250,12 @@ def _write_beside(path: Path, metadata: Mapping[str, Any], kind: Kind, fence: Fe
     replace_text(path.with_suffix(".json"), json.dumps({"kind": kind, **metadata}, indent=2) + "\n", _check(fence))
 
 
-def _dtype(name: str, value: Array) -> str:
-    """As safetensors calls it."""
+def stored_dtype(name: str, value: Array) -> str:
+    """The dtype of an array, as safetensors calls it.
+
+    Raises:
+        SpecError: it can have none in a checkpoint.
+    """
     letter = {"b": "BOOL", "i": "I", "u": "U", "f": "F", "c": "C"}.get(value.dtype.kind)
     if letter is None or not value.dtype.isnative or value.dtype.itemsize > 8:
         raise SpecError(

@@ -16,6 +16,8 @@ from apexrl.errors import SpecError
 from apexrl.shared.segment import attach_board, new_board
 from apexrl.spec import Array
 
+_SAME = "weights must have the names, shapes and dtypes of those published first"
+
 
 class WeightsBoard:
     """Named arrays in shared memory (protocols.WeightsWriter and WeightsReader). Picklable to local processes.
@@ -69,11 +71,14 @@ class WeightsBoard:
             [name, list(np.shape(value)), array.dtype.str]
             for (name, value), array in zip(weights.items(), arrays, strict=True)
         ]
+        told, before = json.dumps(layout).encode(), self._native.layout
+        if before and before != told:
+            _refuse_other(json.loads(before), layout)
         total = sum(array.nbytes for array in arrays)
         if total > self._native.capacity:
             raise SpecError(f"weights of {total} bytes do not fit the board of {self._native.capacity} bytes")
-        if not self._native.set_layout(json.dumps(layout).encode()):
-            raise SpecError("these weights have other names, shapes or dtypes than those published first")
+        if not self._native.set_layout(told):
+            raise SpecError(_SAME)
         self._native.publish(version, arrays)
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
@@ -132,10 +137,8 @@ class InlineWeights:
         if version <= self.version:
             raise SpecError(f"weights version {version} must be larger than the newest, {self.version}")
         copies = {name: np.array(value) for name, value in weights.items()}
-        if self._newest and {n: (a.shape, a.dtype) for n, a in copies.items()} != {
-            n: (a.shape, a.dtype) for n, a in self._newest[1].items()
-        }:
-            raise SpecError("these weights have other names, shapes or dtypes than those published first")
+        if self._newest:
+            _refuse_other(_layout(self._newest[1]), _layout(copies))
         self._newest = (version, copies)
 
     def latest(self, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
@@ -145,3 +148,18 @@ class InlineWeights:
 
     def wait(self, newer_than: int, timeout: float) -> bool:
         return self.version > newer_than
+
+
+def _layout(weights: Mapping[str, Array]) -> list[list[Any]]:
+    return [[name, list(array.shape), array.dtype.str] for name, array in sorted(weights.items())]
+
+
+def _refuse_other(first: list[list[Any]], now: list[list[Any]]) -> None:
+    if first == now:
+        return
+    before, after = ({name: f"{np.dtype(dtype)} {shape}" for name, shape, dtype in of} for of in (first, now))
+    for name in sorted(before.keys() | after.keys()):
+        had, has = (of.get(name, "not there") for of in (before, after))
+        if had != has:
+            raise SpecError(f"{_SAME}: {name!r} was {had}, and is {has}")
+    raise SpecError(f"{_SAME}: they are in another order")

@@ -207,5 +207,5 @@ def test_memory_that_is_ahead_is_left_alone() -> None:
     weights_broadcast.publish(board, weights(7), 7)
     weights_broadcast.publish(board, weights(5), 5)
     assert board.version == 7
-    with pytest.raises(SpecError, match="other names, shapes or dtypes"):
+    with pytest.raises(SpecError, match="must have the names, shapes and dtypes"):
         weights_broadcast.publish(board, {"v": np.zeros(2)}, 8)
