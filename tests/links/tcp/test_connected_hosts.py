@@ -366,3 +366,23 @@ def test_a_worker_in_a_slot_that_was_leased_to_another_is_refused(place: Place) 
     end.leave()
     for host in (mine, other):
         host.leave()
+
+
+def test_a_host_that_is_still_being_admitted_may_come_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its answer before the gateway has written down that it is here."""
+    monkeypatch.setattr(connected_hosts, "MOST_HOSTS", 1)
+    host, go_on, answered = place.host(), threading.Event(), connected_hosts.send
+
+    def answer(peer: Any, message: Any) -> None:
+        answered(peer, message)
+        assert go_on.wait(SECONDS)
+
+    monkeypatch.setattr(connected_hosts, "send", answer)
+    host.connect()
+    monkeypatch.setattr(connected_hosts, "send", answered)
+    with pytest.raises(RefusedError, match="1 hosts work for this run already"):
+        place.host().connect()
+    host.connect()
+    host.beat()
+    host.leave()
+    go_on.set()

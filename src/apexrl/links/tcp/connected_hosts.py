@@ -105,7 +105,7 @@ class ConnectedHosts:
         self._silence = 0.0 if record is None else record.lease_seconds
         self._lock = threading.Lock()
         self._open: dict[str, frames.Connection] = {}  # member -> its newest connection
-        self._arriving = 0  # hosts being admitted
+        self._arriving: list[str] = []  # members being admitted; one that hung up at once may be there twice
         self._numbers: dict[str, int] = {}  # member -> the last beat whose episodes were counted
         self._restarts: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
@@ -133,16 +133,19 @@ class ConnectedHosts:
         with self._lock:
             if self._finished:
                 raise LinkError("this run has ended")
-            if len(self._open) + self._arriving >= MOST_HOSTS and hello.member not in self._open:
+            here = {*self._open, *self._arriving}
+            if len(here) >= MOST_HOSTS and hello.member not in here:
                 raise LinkError(f"{MOST_HOSTS} hosts work for this run already, and no more are let in")
-            self._arriving += 1
+            self._arriving.append(hello.member)
         try:  # outside the lock: a slow host must not delay others
             welcome(peer, caller)
             send(peer, self._record)
-        finally:
+        except BaseException:
             with self._lock:
-                self._arriving -= 1
+                self._arriving.remove(hello.member)
+            raise
         with self._lock:
+            self._arriving.remove(hello.member)
             if self._closing:
                 peer.shutdown()
                 raise ConnectionAbortedError("this run has ended")
