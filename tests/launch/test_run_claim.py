@@ -183,6 +183,14 @@ def test_the_same_call_starts_goes_on_and_is_done(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_that_has_had_its_updates_goes_on_with_more(tmp_path: Path) -> None:
+    config = replace(small(tmp_path, stop=StopConfig(updates=4)), serial=True)
+    first = again(config)
+    assert first.summary["stopped_by"] == "updates"
+    assert again(config).summary == first.summary
+    assert again(config, updates=8).summary["updates"] >= 8
+
+
 def test_a_killed_command_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
     config = small(tmp_path, stop=ENDLESS)
     process = command(config, tmp_path, "--resume-or-start")

@@ -37,12 +37,12 @@ def log_std_bounds(least_std: float = 0.0) -> tuple[float, float]:
 def held(x: Tensor, least: float, greatest: float) -> Tensor:
     """``clamp`` whose gradient is 0 only where it leads further out. That of ``clamp`` is 0 wherever a number is out of
     bounds, and of a parameter the step that carries it there would be the last."""
+    if not torch.is_grad_enabled():  # while acting
+        return x.clamp(least, greatest)
     return cast("Tensor", _Held.apply(x, least, greatest))  # type: ignore[no-untyped-call]
 
 
 class _Held(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, least: float, greatest: float) -> Tensor:
         return x.clamp(least, greatest)
