@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import expanded, from_here, start_folder
 from apexrl.config.named_env import named_env
+from apexrl.config.paths import expanded, from_here, start_folder
 from apexrl.config.placement import Listen, Placement, Ray
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError, EnvError

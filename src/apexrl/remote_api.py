@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from apexrl.api import Run
-from apexrl.config.home_paths import absolute, expanded, start_folder
+from apexrl.config.paths import absolute, expanded, start_folder
 from apexrl.config.placement import Listen
 from apexrl.errors import ConfigError
 from apexrl.links.tcp.tls import ClientTls

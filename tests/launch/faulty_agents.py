@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from apexrl.protocols import Acted, Learned
+from apexrl.spec import Field
 
 
 class LinearQ:
@@ -45,6 +46,16 @@ class LinearQ:
 
     def load_state_dict(self, state: Any) -> None:
         self.load(state)
+
+
+class TellsMore(LinearQ):
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        acted = super().act(observations, state, exploration, greedy)
+        return acted._replace(extras={"certainty": np.ones(len(exploration), np.float32)})
+
+
+class TellsLess(LinearQ):
+    step_spec: ClassVar = {"certainty": Field((), "float32")}
 
 
 class Unmade(LinearQ):

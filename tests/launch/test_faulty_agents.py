@@ -84,6 +84,19 @@ def test_priorities_that_cannot_be_name_agent_and_update(tmp_path: Path, name: s
     assert "Look at the agent's update()" in str(caught.value)
 
 
+@pytest.mark.parametrize("topology", ["apex", "seed"])
+@pytest.mark.parametrize(
+    ("name", "declared", "has"),
+    [("TellsMore", "no field", "'certainty', which is none of them"), ("TellsLess", "'certainty'", "no 'certainty'")],
+)
+def test_extras_that_are_not_as_declared_name_agent_and_field(
+    tmp_path: Path, topology: str, name: str, declared: str, has: str
+) -> None:
+    said = rf"agent faulty_agents:{name}: its step_spec declares {declared} .* the extras of act\(\) have {has}\. Make"
+    with pytest.raises(AgentError, match=said):
+        launch(replace(own(tmp_path, name), topology=topology))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

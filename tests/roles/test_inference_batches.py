@@ -32,7 +32,7 @@ class Served(System):
     def answer(self, batch: InferenceBatch | None) -> list[int]:
         """Answer a batch, and say which groups it had."""
         assert batch is not None
-        self.batches.answer(batch, self.agent.act(batch.seen, batch.state, batch.exploration), 1)
+        self.batches.answer(batch, self.agent.act(batch.seen, batch.state, batch.exploration), 1, self.agent)
         return batch.requests.groups
 
 
@@ -111,7 +111,7 @@ def test_threads_that_answer_at_the_same_time_write_every_step_once(
             if batch is not None:
                 acted = agent.act(batch.seen, batch.state, batch.exploration)
                 time.sleep(0)  # let others run between choosing and answering
-                system.batches.answer(batch, acted, 1)
+                system.batches.answer(batch, acted, 1, system.agent)
                 answered[number] += 1
 
     def play(worker: int, deaths: int) -> None:

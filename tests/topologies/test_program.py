@@ -42,6 +42,12 @@ def test_a_role_comes_once() -> None:
         program.role(actor)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_role_has_a_worker(count: int) -> None:
+    with pytest.raises(ValueError, match=f"role 'actor' with count {count} has no worker: give 1 or more"):
+        Program(Config()).role(actor, count=count)  # type: ignore[arg-type]
+
+
 def test_apex_names_learner_actors_and_evaluator() -> None:
     config = Config()
     config = replace(config, actor=replace(config.actor, actors=5, envs_per_actor=3, env_timeout=9.0))

@@ -17,7 +17,7 @@ from apexrl.cli import ended_runs, in_browser, running_runs, sweeping
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
 from apexrl.cli.run_display import NOT_UNDERSTOOD, complain, shown
 from apexrl.config import Config
-from apexrl.config.home_paths import start_folder
+from apexrl.config.paths import start_folder
 from apexrl.config.settings import did_you_mean
 from apexrl.config.trust import entrusted
 from apexrl.errors import ApexrlError, ConfigError, HeldError

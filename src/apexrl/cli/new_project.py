@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError
 
 PACKAGE: Final = "my_project"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError
 from apexrl.replay import Replay
 from apexrl.replay.inspection import Inspection, histogram, inspect

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apexrl.cli.exit_codes import FAILED, HELD, INTERRUPTED, OK, USAGE
-from apexrl.config.home_paths import from_here
+from apexrl.config.paths import from_here
 from apexrl.errors import AgentError, ApexrlError, ConfigError, DatasetError, EnvError, HeldError, SpecError
 
 if TYPE_CHECKING:

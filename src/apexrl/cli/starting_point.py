@@ -8,7 +8,7 @@ from pathlib import Path
 
 from apexrl.cli import train_flags
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError
 from apexrl.presets import names, preset, unseen, with_names
 from apexrl.presets.choice import AUTO

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apexrl.cli.exit_codes import FAILED, INTERRUPTED, OK
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from apexrl.compare.plan import Arm, Plan
 from apexrl.compare.progress import Progress
 from apexrl.compare.report import Report
 from apexrl.config import Config
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ApexrlError, ConfigError, EnvError
 from apexrl.run.folder import RunFolder

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.config.settings import Needs, Range
 
 OWN: Final = "self"

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.dashboard import group_views, page, run_views
 from apexrl.dashboard.run_index import RunFiles, RunIndex
 from apexrl.errors import ConfigError

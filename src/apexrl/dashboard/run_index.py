@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.dashboard.metrics_reader import MetricsReader, finite, newest_status
 from apexrl.errors import ConfigError, SnapshotError

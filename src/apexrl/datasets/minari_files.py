@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import gymnasium as gym
 import numpy as np
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.datasets.episode import LOG_PROB, Episode, checked
 from apexrl.envs.spaces import LIMIT, Leaf, env_spec, flatten_observation, observation_leaves, sample_of
 from apexrl.errors import ApexrlError, DatasetError, SpecError

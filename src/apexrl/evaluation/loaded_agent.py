@@ -11,7 +11,7 @@ import numpy as np
 
 from apexrl.agents.network_size import least_nbytes
 from apexrl.config import Config, WiringConfig
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run import checkpoint as checkpoints

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from apexrl.config import EnvConfig
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import EnvError
 from apexrl.evaluation.rendered_env import picture_of, rendered
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError, LinkError, SnapshotError
 from apexrl.links.backoff import Backoff
 from apexrl.run import checkpoint, checkpoint_store

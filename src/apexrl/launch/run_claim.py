@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.config.placement import Placement, Redis
 from apexrl.errors import ConfigError, HeldError, SnapshotError
 from apexrl.run import checkpoint

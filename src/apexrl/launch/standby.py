@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from apexrl.config import Config, HostsConfig
-from apexrl.config.home_paths import expanded, from_here
+from apexrl.config.paths import expanded, from_here
 from apexrl.config.placement import Redis
 from apexrl.config.trust import entrusted
 from apexrl.errors import ClosedError, ConfigError, HeldError, LinkError, OwnershipError, WaitTimeout

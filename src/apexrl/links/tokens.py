@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError
 
 TOKEN: Final = "APEXRL_TOKEN"

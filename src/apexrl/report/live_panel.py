@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from apexrl.config.home_paths import from_here
+from apexrl.config.paths import from_here
 from apexrl.report.diagnostic_watch import DiagnosticWatch
 from apexrl.report.number_format import clock, count, number, sparkline
 from apexrl.report.plain_lines import PlainLines, brief, closing_line, losses, quiet, title, weights_behind

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from apexrl.config.home_paths import from_here
+from apexrl.config.paths import from_here
 from apexrl.report.number_format import clock, count, number
 from apexrl.report.plain_lines import brief, closing_line, title
 from apexrl.run.status import Level, RunStatus

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from apexrl.config.home_paths import from_here
+from apexrl.config.paths import from_here
 from apexrl.errors import SnapshotError
 from apexrl.links.printable import host_name
 from apexrl.report.diagnostic_watch import DiagnosticWatch

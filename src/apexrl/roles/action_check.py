@@ -8,7 +8,7 @@ import numpy as np
 
 from apexrl.errors import AgentError
 from apexrl.protocols import State
-from apexrl.spec import ActionSpec, Array
+from apexrl.spec import ActionSpec, Array, Field
 
 
 class ActionCheck:
@@ -26,11 +26,11 @@ class ActionCheck:
         self._space = space
         self._looked_at: set[bool] = set()
 
-    def parts(self, acted: Any) -> tuple[Array, dict[str, Array], State]:
-        """Actions, extras and state of what ``act`` returned.
+    def parts(self, acted: Any, agent: Any) -> tuple[Array, dict[str, Array], State]:
+        """Actions, extras and state of what ``act`` of ``agent`` returned.
 
         Raises:
-            AgentError: it is something else than ``Acted``.
+            AgentError: it is something else than ``Acted``, or its first extras are not the fields of ``step_spec``.
         """
         try:
             actions, extras, state = acted
@@ -39,7 +39,20 @@ class ActionCheck:
                 f"agent {self._agent}: act() returned {type(acted).__name__}; it must return Acted(actions, extras, "
                 "state), as apexrl.protocols.Agent describes"
             ) from error
+        if not self._looked_at:
+            self._look_at_extras(extras, getattr(agent, "step_spec", {}))
         return actions, extras, state
+
+    def _look_at_extras(self, extras: dict[str, Array], fields: dict[str, Field]) -> None:
+        """AgentError: they have other names than the fields that the agent says it records."""
+        wrong = [f"no {name!r}" for name in fields if name not in extras]
+        wrong += [f"{name!r}, which is none of them" for name in extras if name not in fields]
+        if wrong:
+            said = ", ".join(map(repr, fields)) or "no field"
+            raise AgentError(
+                f"agent {self._agent}: its step_spec declares {said} for act() to record, and the extras of act() have "
+                f"{', '.join(wrong)}. Make the two agree, as apexrl.protocols.Agent describes"
+            )
 
     def first(self, actions: Any, count: int, random: bool = False) -> None:
         """Look, if none of its kind was looked at yet.

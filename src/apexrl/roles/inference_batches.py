@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import WaitTimeout
-from apexrl.protocols import Acted, Context, State, StepWriter
+from apexrl.protocols import Acted, Agent, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.env_arrays import EnvArrays
@@ -175,12 +175,13 @@ class InferenceBatches:
         finally:
             self._turn.release()
 
-    def answer(self, batch: InferenceBatch, acted: Acted, version: int) -> None:
-        """Send what was chosen, by weights of ``version``, to those who asked.
+    def answer(self, batch: InferenceBatch, acted: Acted, version: int, agent: Agent) -> None:
+        """Send what ``agent`` has chosen, by weights of ``version``, to those who asked.
 
         Raises:
-            AgentError: the first actions are none that the environments take.
+            AgentError: the first actions are none that the environments take, or what it records is not as declared.
         """
+        acted = Acted(*self._check.parts(acted, agent))
         self._check.first(acted.actions, len(batch.exploration), version == FIRST_VERSION)
         with self._lock:
             self._under_way.difference_update(batch.requests.groups)

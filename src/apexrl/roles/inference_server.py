@@ -68,7 +68,7 @@ class InferenceServer:
         batch = self._batches.next(random=self._random_start and self._weights.version == FIRST_VERSION)
         if batch is not None:
             acted = self._agent.act(batch.seen, batch.state, batch.exploration)
-            self._batches.answer(batch, acted, self._weights.version)
+            self._batches.answer(batch, acted, self._weights.version, self._agent)
         self._batches.report()
         return batch is not None
 

@@ -146,5 +146,6 @@ class Predictor:
             return False
         version = self._model.version
         refresh(self._agent)
-        self._batches.answer(batch, self._agent.act(batch.seen, batch.state, batch.exploration), version)
+        acted = self._agent.act(batch.seen, batch.state, batch.exploration)
+        self._batches.answer(batch, acted, version, self._agent)
         return True

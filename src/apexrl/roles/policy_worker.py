@@ -81,7 +81,7 @@ class PolicyWorker:
         random = self._random_start and self._weights.version == FIRST_VERSION
         if random:
             exploration = np.full_like(exploration, np.inf)
-        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration))
+        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration), self._agent)
         self._check.first(actions, len(exploration), random)
         after = after or {}
         if after.keys() != self._states:

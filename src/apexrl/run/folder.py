@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.config import Config, convert
-from apexrl.config.home_paths import absolute, expanded
+from apexrl.config.paths import absolute, expanded
 from apexrl.config.settings import did_you_mean
 from apexrl.errors import ConfigError, SnapshotError, SpecError
 from apexrl.run.atomic_files import read_text, replace_text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NoReturn
 
-from apexrl.config.home_paths import expanded
+from apexrl.config.paths import expanded
 from apexrl.errors import ConfigError, LinkError
 
 _SELF_SIGNED_DAYS: Final = 3650  # a pinned certificate's dates are not checked
