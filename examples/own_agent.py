@@ -12,14 +12,19 @@ from apexrl.protocols import Acted, Learned
 
 
 class LinearQ:
-    """Q-learning on a linear function of the observation."""
+    """Q-learning; Q is linear in 128 random Fourier features of the observation (Rahimi & Recht 2007)."""
 
     def __init__(self, spec, config, device, seed):
-        self.w = np.zeros((spec.observation["observation"].shape[0] + 1, spec.action.n), np.float32)
-        self.rate, self.rng = config.learning_rate, np.random.default_rng(seed)
+        size = (*spec.observation["observation"].shape, 64)
+        self.frequencies = np.random.default_rng(0).normal(size=size).astype(np.float32)  # equal in all processes
+        self.w, self.rate = np.zeros((128, spec.action.n), np.float32), config.learning_rate
+        self.rng = np.random.default_rng(seed)
 
-    def q(self, x):  # [B, features] -> [B, actions]
-        return x @ self.w[:-1] + self.w[-1]
+    def features(self, x):  # [B, n] -> [B, 128]
+        return np.c_[np.cos(x @ self.frequencies), np.sin(x @ self.frequencies)]
+
+    def q(self, x):  # [B, n] -> [B, actions]
+        return self.features(x) @ self.w
 
     def act(self, observations, state, exploration, greedy=False):
         actions = self.q(observations["observation"]).argmax(1)
@@ -34,8 +39,7 @@ class LinearQ:
         return np.abs(self.delta(items))
 
     def update(self, batch):
-        delta = self.delta(batch.data)
-        x = np.c_[batch.data["observation"], np.ones(len(delta), np.float32)]
+        delta, x = self.delta(batch.data), self.features(batch.data["observation"])
         np.add.at(self.w.T, batch.data["action"], self.rate * (batch.weights * delta)[:, None] * x / len(delta))
         return Learned(np.abs(delta), {})
 
@@ -49,7 +53,5 @@ class LinearQ:
 
 
 if __name__ == "__main__":
-    run = apexrl.train(
-        "cartpole", agent="own_agent:LinearQ", learning_rate=0.02, n_step=5, stop_at_return=150, minutes=0.5
-    )
+    run = apexrl.train("cartpole", agent="own_agent:LinearQ", learning_rate=0.05, env_steps=60_000)
     print(run.agent.act(np.zeros(4, np.float32)), run.summary["final_eval_return"])

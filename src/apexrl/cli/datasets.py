@@ -89,6 +89,8 @@ def _show(words: list[str]) -> int:
 
 def ope(words: list[str]) -> int:
     """estimate from a dataset what a run's agent would return"""
+    import torch
+
     from apexrl.datasets.minari_files import Dataset
     from apexrl.evaluation.loaded_agent import load_agent, trusted_config
     from apexrl.evaluation.off_policy.estimates import FITTED, estimates
@@ -104,6 +106,7 @@ def ope(words: list[str]) -> int:
             f"--gamma and --epsilon must be between 0 and 1 and --updates at least 1, not {gamma:g}, "
             f"{wanted.epsilon:g} and {wanted.updates}"
         )
+    torch.set_num_threads(config.learner.learner_threads)  # threads that wait for each other took three times as long
     loaded = load_agent(folder, wanted.checkpoint, config=config)
     methods = wanted.method
     if not methods:
