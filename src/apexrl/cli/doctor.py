@@ -59,7 +59,7 @@ def _show(path: str, record: RunRecord, causes: Sequence[Cause], console: Consol
         return
     if not causes:
         console.print(Text("\nNothing looks wrong.", style="bold green"))
-        if record.risen < 0.5:
+        if not record.rose:
             console.print(Text("The returns did not rise clearly: train longer, or compare agents (apexrl compare)."))
         return
     for place, cause in enumerate(causes, 1):

@@ -17,8 +17,9 @@ from apexrl.cli.observer_flags import ObserverFlags
 from apexrl.cli.placement_flags import PlacementFlags, other_hosts
 from apexrl.config import Config
 from apexrl.config.convert import OWN, flat, known_settings, override
+from apexrl.config.elsewhere import ELSEWHERE
 from apexrl.config.placement import RAY_FLAGS, Placement, Ray
-from apexrl.config.settings import as_flag, flag
+from apexrl.config.settings import as_flag, flag, settings_of
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
 from apexrl.launch.ray import resources
@@ -193,6 +194,7 @@ def parse_train(
     if "recipe" in given and (word or start.preset):
         raise ConfigError(f"--recipe is for a run without a preset or a file: {word or start.preset} has its settings")
     check_read(start, given)
+    _check_names(start, given)
     what = "Train, with actors on other hosts," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -297,6 +299,14 @@ def _check_imports(start: Config, words: Sequence[str], given: Sequence[str], wo
         named = {"agent": start.agent.agent, "topology": start.topology}
         only_there = {name: value for name, value in named.items() if name not in given}
         entrusted(override(Config(), only_there), _modules(words), word, env=False)
+
+
+def _check_names(start: Config, given: Sequence[str]) -> None:
+    """Refuse a flag that has another name here. ConfigError: the message says which."""
+    own = {name for kind in own_settings(start).values() for name in settings_of(kind)}
+    for name in given:
+        if name in ELSEWHERE and name not in own:
+            raise ConfigError(f"there is no {flag(name)}: here it is {flag(ELSEWHERE[name])}")
 
 
 def _modules(words: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from apexrl.config.agent_game_settings import AgentGameSettings
 from apexrl.config.agent_settings import AgentConfig
+from apexrl.config.paths import expanded
 from apexrl.config.settings import Matches, Needs, Range
 from apexrl.config.topology_settings import WiringConfig
 
@@ -198,6 +199,10 @@ class LearnerConfig:
     """Batches sampled ahead by a thread (Ape-X: 16); −1: 4 on CUDA, 0 on the CPU."""
     learner_threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
+    initial_weights: str = ""
+    """Run folder whose best weights a new run begins with, or a file of weights; empty: random weights.
+    Agent, network and the forms of observations and actions must be the same.
+    Optimizer, counters and replay begin anew. Actions are not random at the start, unless --random-start is given."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
     """auto, cpu, cuda or cuda:N. auto assigns visible GPUs to learners and servers in turn.
     It takes the CPU for networks that are too small for a GPU."""
@@ -214,6 +219,10 @@ class LearnerConfig:
     """Checkpoints kept besides the best one (ours)."""
     save_replay: bool = False
     """Write the replay beside the final checkpoint, so that resume goes on with it."""
+
+    def __post_init__(self) -> None:
+        if self.initial_weights:  # a run may be resumed from another working folder
+            object.__setattr__(self, "initial_weights", str(expanded(self.initial_weights).absolute()))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from apexrl.config.elsewhere import ELSEWHERE
 from apexrl.errors import ConfigError
 
 
@@ -43,7 +44,8 @@ class Range:
     def __str__(self) -> str:
         least, most = math.isfinite(self.at_least), math.isfinite(self.at_most)
         if math.isfinite(self.below):
-            return f"at least {self.at_least:g} and below {_spell_bound(self.below)}"
+            lower = f"at least {self.at_least:g}" if least else f"more than {self.above:g}"
+            return f"{lower} and below {_spell_bound(self.below)}"
         if least and most:
             return f"between {self.at_least:,} and {self.at_most:,}"
         if least:
@@ -80,6 +82,8 @@ class Needs:
         return value not in self.unless if self.unless else value in self.values
 
     def __str__(self) -> str:
+        if self.unless == ("",):
+            return flag(self.switch)
         flags = [as_flag(self.switch, value) for value in self.unless or self.values]
         return f"{'not ' if self.unless else ''}{' or '.join(flags)}"
 
@@ -171,6 +175,8 @@ def flag(name: str) -> str:
 
 def as_flag(name: str, value: Any) -> str:
     """A setting as it would be given on the command line: ``--no-double``, ``--hidden 64 64``."""
+    if value == "":
+        return f"no {flag(name)}"
     if isinstance(value, bool):
         return flag(name) if value else f"--no-{flag(name)[2:]}"
     if isinstance(value, float):
@@ -181,6 +187,8 @@ def as_flag(name: str, value: Any) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` or nothing, to end a message with."""
     small = {one.lower(): one for one in known}
+    if (ours := ELSEWHERE.get(name)) in small:
+        return f" (here it is {ours!r})"
     close = [small[one] for one in get_close_matches(name.lower(), small, n=3, cutoff=0.5)]
     letters = sorted(name.lower())
     close.sort(key=lambda other: sorted(other.lower()) != letters)  # in another order they are the likeliest mistake

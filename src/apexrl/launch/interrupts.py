@@ -17,10 +17,16 @@ _WISHES: Final = {
 }
 
 
+ONCE_SECONDS: Final = 0.5
+
+
 class Interrupts:
     """Counts Ctrl-C, SIGTERM and SIGHUP while a run goes on, and restores their handlers afterwards.
 
     A call of a callback that takes long is interrupted.
+
+    Signals that come within ``ONCE_SECONDS`` of the first are one: ``timeout`` signals its command and then the whole
+    process group, and a terminal signals the group of a command whose parent passes the signal on.
 
     A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
     terminal may send SIGHUP several times, from the shell and from the kernel; it counts once, never as the second
@@ -31,7 +37,7 @@ class Interrupts:
         self.count = 0
         self.alone = False
         """Whether the run has no process but this one: the second interrupt is raised as KeyboardInterrupt."""
-        self._first = signal.SIGINT
+        self._first, self._first_at = signal.SIGINT, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -46,9 +52,10 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if not self.count:
-            self._first = signal.Signals(number)
-        if number != signal.SIGHUP or not self.count:
+            self._first, self._first_at, self.count = signal.Signals(number), now, 1
+        elif number != signal.SIGHUP and now - self._first_at >= ONCE_SECONDS:
             self.count += 1
         if (self.alone and self.count > 1) or callback_observer.interruptible():
             raise KeyboardInterrupt

@@ -16,6 +16,7 @@ from apexrl.config import Config
 from apexrl.errors import AgentError, ApexrlError, ConfigError, SpecError
 from apexrl.links.local import worker_messages
 from apexrl.protocols import Item, Place, Prioritizing
+from apexrl.roles.checkpointing import take_up_initial
 from apexrl.run import checkpoint
 from apexrl.run.spec_json import fields_to_json, spec_from_json, spec_to_json
 from apexrl.shared.available_memory import memory_limits, size
@@ -40,7 +41,7 @@ def probe_learner(config: Config) -> Probe:
 
     if config.learner.device != "auto":  # which is always here
         torch_device(config.learner.device)
-    found = probe(config)
+    found = probe(config, begins=True)
     if config.replay.dataset:
         from apexrl.datasets.minari_files import Dataset
 
@@ -48,8 +49,12 @@ def probe_learner(config: Config) -> Probe:
     return found
 
 
-def probe(config: Config) -> Probe:
-    """Make one environment and the agent in this process, look, and close them."""
+def probe(config: Config, begins: bool = False) -> Probe:
+    """Make one environment and the agent in this process, look, and close them.
+
+    Args:
+        begins: the agent's initial weights are here, if it has some, and must fit.
+    """
     from apexrl.agents import AGENTS, recorded
     from apexrl.agents.named_vectors import sizes
     from apexrl.agents.parameter_layout import places
@@ -66,6 +71,8 @@ def probe(config: Config) -> Probe:
         nbytes = weights_nbytes(config.agent.agent, agent)
         if config.agent.agent not in AGENTS:
             check_state(config.agent.agent, agent)
+        if begins and config.learner.initial_weights:
+            take_up_initial(agent, config.learner.initial_weights, config.agent.agent)
         offers = tuple(name for name in OPTIONAL if hasattr(agent, name))
         item: Item = getattr(agent, "item", Item())
         if item.kind != "unroll" and not isinstance(agent, Prioritizing):

@@ -77,5 +77,9 @@ def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
         most = getattr(stop, name)
         if most and value >= most:
             flag = f"--{name.replace('_', '-')}"
-            had_it = f"this run has had {value:,.4g} of {flag} {most:,.4g}"
+            had_it = f"this run has had {_spelled(value)} of {flag} {_spelled(most)}"
             raise ConfigError(f"{had_it}: to go on, say more, or 0 for no limit")
+
+
+def _spelled(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"

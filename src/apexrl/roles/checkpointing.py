@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from apexrl.errors import ApexrlError, LinkError, NonFiniteError, SnapshotError, SpecError
+from apexrl.errors import ApexrlError, ConfigError, LinkError, NonFiniteError, SnapshotError, SpecError
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.protocols import NORMALIZER, Agent, Arrays, Context, WeightsReader
@@ -30,9 +30,11 @@ _SLOW_SECONDS = 60.0  # of one write, after which it is told
 _LONGEST_SECONDS = 1800.0  # of one write, after which the role is thought to stand still
 
 
-def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True) -> int:
+def restore(
+    context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True, initial: str = ""
+) -> int:
     """Let ``agent`` go on where the run was: its newest checkpoint; else the published weights; else the best ones,
-    where updates were made; else it stays as it is.
+    where updates were made; else it begins with the ``initial`` weights, if there are some, or stays as it is.
 
     On Ray the counters are kept elsewhere, and a checkpoint may hold updates that were not counted there, because the
     learner was lost. They are counted now, so that numbers of checkpoints and versions do not go back.
@@ -40,6 +42,7 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
     Args:
         name: of the agent, for errors.
         counts: this role counts updates.
+        initial: run folder or file (``take_up_initial``).
 
     Returns:
         Updates made so far, also where they have yet to be counted.
@@ -67,6 +70,9 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
         _take_up(agent, arrays, context.total("updates"))
         context.send("log", text=f"{context.name} took up the published weights, version {version}")
     elif not (updates := context.total("updates")):
+        if initial:
+            taken = take_up_initial(agent, initial, name)
+            context.send("log", text=f"{context.name} begins with the weights in {taken}")
         return 0
     elif (best := checkpoint.best(folder)) is not None:
         arrays = checkpoint.load(best).arrays
@@ -83,6 +89,39 @@ def restore(context: Context, agent: Agent, weights: WeightsReader, name: str = 
         )
         context.send("log", text=text, level="warning")
     return context.total("updates")
+
+
+def take_up_initial(agent: Agent, initial: str, name: str) -> Path:
+    """Let ``agent``, which has made no update, begin with the best weights of a run, or with those in a file.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: there is no such file, or it is a checkpoint of more than weights.
+        SnapshotError: it cannot be read.
+        SpecError: it is of another agent or network.
+    """
+    path = Path(initial)
+    if path.is_dir():
+        folder = RunFolder(path).checkpoints
+        if (found := checkpoint.best(folder)) is None:
+            raise ConfigError(f"--initial-weights {path}: there are no best weights in {folder}")
+        path = found
+    elif not path.is_file():
+        raise ConfigError(f"--initial-weights {path}: there is no such run folder or file")
+    taken = checkpoint.load(path)
+    if taken.kind != "weights":
+        raise ConfigError(f"--initial-weights {path} holds a learner's whole state: give {checkpoint.BEST}, or its run")
+    try:
+        _take_up(agent, taken.arrays, int(taken.metadata.get("updates", 0)))
+    except Exception as error:  # of an agent of the user's own it may be any
+        why = str(error) if isinstance(error, ApexrlError) else f"{type(error).__name__}: {error}"
+        raise SpecError(
+            f"--initial-weights {path} does not fit agent {name}: {why}. Agent, network settings and the forms of "
+            "observations and actions must be those of the run that wrote it"
+        ) from error
+    return path
 
 
 def _take_up(agent: Agent, weights: Arrays, updates: int) -> None:

@@ -89,7 +89,9 @@ class Learner:
         if self._leads:
             if told := choice_told(config, device):
                 context.send("log", text=f"{context.name} {told}")
-            checkpointing.restore(context, self._agent, weights, config.agent.agent)
+            checkpointing.restore(
+                context, self._agent, weights, config.agent.agent, initial=config.learner.initial_weights
+            )
 
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION

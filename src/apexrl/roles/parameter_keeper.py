@@ -48,7 +48,9 @@ class ParameterKeeper:
         if parameters.filled:
             context.send("log", text=f"{context.name} took up the shared parameters")
         else:
-            checkpointing.restore(context, self._agent, weights, config.agent.agent)
+            checkpointing.restore(
+                context, self._agent, weights, config.agent.agent, initial=config.learner.initial_weights
+            )
             parameters.fill(vectors(self._agent))
         bind(self._agent, parameters.arrays, statistics=config.wiring.shared_statistics)
         self._saving = checkpointing.Saving(

@@ -141,7 +141,9 @@ class ParameterServer:
         """Write the first vectors of this run: the newest checkpoint's, or a new agent's."""
         from apexrl.agents.named_vectors import vectors
 
-        made = checkpointing.restore(self._context, agent, self._parameters, name, counts)
+        made = checkpointing.restore(
+            self._context, agent, self._parameters, name, counts, self._settings.initial_weights
+        )
         own, shards = vectors(agent), self._parameters.shards
         for part in shards.parts(self._shard):
             for name in shards.names(part.group):

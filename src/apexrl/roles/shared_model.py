@@ -53,7 +53,7 @@ class SharedModel:
         self.item: Item = getattr(self._agent, "item", Item())
         parts = config.agent.epochs * config.agent.minibatches
         self._splits = parts == 1 and all(hasattr(self._agent, name) for name in ("gradients", "apply"))
-        checkpointing.restore(context, self._agent, weights, config.agent.agent)
+        checkpointing.restore(context, self._agent, weights, config.agent.agent, initial=config.learner.initial_weights)
         updates = context.total("updates")
         learned = updates > 0 or weights.version > FIRST_VERSION
         self.version = max(weights.version, updates) + 1 if learned else FIRST_VERSION

@@ -46,6 +46,8 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     check_read(config, given)
     check_agent_games(config, given)
     config = with_own_settings(config, given)
+    if config.learner.initial_weights and config.actor.random_start and "random_start" not in given:
+        config = replace(config, actor=replace(config.actor, random_start=False))
     check_values(config, elsewhere)
     _check_metrics(config)
     topologies.check_fixed(config)

@@ -192,11 +192,24 @@ class RunRecord:
             return 1.0
         if len(self.evaluations) < 2:
             return 0.0
+        return _rise(*self._began_and_ended, self._spread)
+
+    @property
+    def rose(self) -> bool:
+        """Whether the later evaluations return more than the first, by three standard errors of its mean."""
+        if self.risen >= 1.0 or len(self.evaluations) < 2:
+            return self.risen >= 1.0
+        before, after = self._began_and_ended
+        return after - before > 3.0 * self._spread / math.sqrt(max(1, len(self.evaluations[0].returns)))
+
+    @property
+    def _began_and_ended(self) -> tuple[float, float]:
+        """Mean returns of the first evaluation, and of the later half of the others."""
         first, *others = self.evaluations
         before = first.mean
         if first.updates and self._training:  # a slow environment's first evaluation: the weights were trained by then
             before = min(before, self._training[0])
-        return _rise(before, fmean(one.mean for one in others[len(others) // 2 :]), self._spread)
+        return before, fmean(one.mean for one in others[len(others) // 2 :])
 
     @cached_property
     def _training(self) -> list[float]:

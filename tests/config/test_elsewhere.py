@@ -1,0 +1,39 @@
+"""Names of other libraries are answered by ours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import apexrl
+from apexrl.cli.main import main
+from apexrl.cli.train_flags import Train
+from apexrl.config.convert import known_settings
+from apexrl.config.elsewhere import ELSEWHERE
+from apexrl.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "migrate" / "hyperparameters.md"
+
+
+def test_they_lead_to_settings_and_are_none() -> None:
+    assert set(ELSEWHERE.values()) <= known_settings().keys()
+    assert not ELSEWHERE.keys() & (known_settings().keys() | {entry.name for entry in fields(Train)})
+
+
+def test_the_page_explains_each() -> None:
+    rows = re.findall(r"^\| (`.*?) \| `--([a-z-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {name: ours.replace("-", "_") for names, ours in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told == dict(ELSEWHERE)
+
+
+def test_a_flag_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "cartpole", "--buffer-size", "1000"]) == 2
+    assert "there is no --buffer-size: here it is --capacity" in capsys.readouterr().err
+
+
+def test_so_is_a_keyword() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'total_timesteps' \(here it is 'env_steps'\)"):
+        apexrl.train("cartpole", total_timesteps=1000)

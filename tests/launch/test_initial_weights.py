@@ -1,0 +1,119 @@
+"""Runs that begin with the weights of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apexrl.config import Config
+from apexrl.config.convert import override
+from apexrl.errors import ApexrlError, ConfigError, SpecError
+from apexrl.launch import launch
+from apexrl.launch.probe import probe_learner
+from apexrl.presets import with_topology
+from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
+from apexrl.topologies.validation import validate
+
+SMALL: dict[str, Any] = {
+    "hidden": (16,),
+    "actors": 1,
+    "envs_per_actor": 2,
+    "unroll_length": 8,
+    "batch_size": 8,
+    "min_size": 16,
+    "eval_episodes": 1,
+    "eval_envs": 1,
+    "checkpoint_seconds": 1000.0,
+    "serial": True,
+}
+
+
+def config_for(tmp_path: Path, name: str, topology: str = "apex", **changes: Any) -> Config:
+    chosen = with_topology(override(Config(), {"out": str(tmp_path), "name": name, "env": "CartPole-v1"}), topology)
+    return override(chosen, {**SMALL, **changes})
+
+
+def source(tmp_path: Path, topology: str = "apex") -> Path:
+    launch(config_for(tmp_path, "source", topology, updates=5, eval_period_steps=20))
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize(
+    ("topology", "changes"),
+    [
+        ("apex", {}),
+        ("gorila", {}),
+        ("impala", {}),
+        ("sample_factory", {}),
+        ("a3c", {}),
+        ("a3c", {"hogwild": False}),
+        ("ga3c", {}),
+    ],
+)
+def test_every_topology_begins_with_them(tmp_path: Path, topology: str, changes: dict[str, Any]) -> None:
+    run = source(tmp_path, topology)
+    given = {"initial_weights": str(run), "updates": 1, "learning_rate": 1e-12, **changes}
+    launch(config_for(tmp_path, "tuned", topology, **given))
+    begun = checkpoint.load_latest(RunFolder(tmp_path / "tuned").checkpoints)
+    best = checkpoint.best(RunFolder(run).checkpoints)
+    assert begun is not None
+    assert best is not None
+    for name, value in checkpoint.load(best).arrays.items():
+        assert np.allclose(begun.arrays[f"online/{name}"], value, atol=1e-6), name
+    assert int(begun.metadata["updates"]) == 1
+
+
+def test_a_target_network_begins_with_them_too(tmp_path: Path) -> None:
+    run = source(tmp_path)
+    launch(config_for(tmp_path, "tuned", initial_weights=str(run), updates=1, learning_rate=1e-12))
+    begun = checkpoint.load_latest(RunFolder(tmp_path / "tuned").checkpoints)
+    assert begun is not None
+    targets = {name: value for name, value in begun.arrays.items() if name.startswith("target/")}
+    assert targets
+    assert all(np.allclose(value, begun.arrays[name.replace("target/", "online/")]) for name, value in targets.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"hidden": (8,)}, SpecError, r"best\.safetensors does not fit agent dueling_dqn: weights are of another network"),
+        ({"env": "Acrobot-v1"}, SpecError, r"does not fit agent dueling_dqn.*forms of observations and actions must be"),
+    ],
+)
+def test_other_networks_are_refused_before_anything_is_made(
+    tmp_path: Path, changes: dict[str, Any], error: type[ApexrlError], text: str
+) -> None:
+    run = source(tmp_path)
+    with pytest.raises(error, match=text):
+        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(run), **changes))
+
+
+def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    run = source(tmp_path)
+    with pytest.raises(ConfigError, match="there is no such run folder or file"):
+        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(tmp_path / "nothing")))
+    state = checkpoint.latest(RunFolder(run).checkpoints)
+    with pytest.raises(ConfigError, match=r"a learner's whole state: give best\.safetensors, or its run"):
+        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(state)))
+    best = checkpoint.best(RunFolder(run).checkpoints)
+    assert best is not None
+    assert probe_learner(config_for(tmp_path, "tuned", initial_weights=str(best))).weights_nbytes > 0
+    best.unlink()
+    with pytest.raises(ConfigError, match="there are no best weights in"):
+        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(run)))
+
+
+def test_first_actions_are_not_random_unless_that_is_said(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "tuned", initial_weights=str(tmp_path), random_start=True)
+    assert not validate(config).actor.random_start
+    assert validate(config, ["random_start"]).actor.random_start
+    assert validate(override(config, {"initial_weights": ""})).actor.random_start
+
+
+def test_the_path_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert override(Config(), {"initial_weights": "runs/a"}).learner.initial_weights == str(tmp_path / "runs" / "a")
