@@ -255,6 +255,8 @@ def test_dict_observations_and_starts() -> None:
         agent.act({"image": np.ones((2, 2))})
     with pytest.raises(SpecError, match=r"observation/image has shape \(3, 3\)"):
         agent.act({"image": np.ones((3, 3)), "inner": {"mode": 12}})
+    with pytest.raises(SpecError, match=r"holds <U1 values, where the agent sees numbers"):
+        agent.act({"image": np.ones((2, 2)), "inner": {"mode": "x"}})
     with pytest.raises(SpecError, match="different batch sizes"):
         agent.act({"image": np.ones((2, 2)), "inner": {"mode": np.full(5, 12)}})
     for image in (np.full((2, 2), 0.5), np.full((2, 2), 256), np.full((2, 2), np.nan)):

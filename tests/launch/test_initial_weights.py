@@ -80,8 +80,16 @@ def test_a_target_network_begins_with_them_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"hidden": (8,)}, SpecError, r"best\.safetensors does not fit agent dueling_dqn: weights are of another network"),
-        ({"env": "Acrobot-v1"}, SpecError, r"does not fit agent dueling_dqn.*forms of observations and actions must be"),
+        (
+            {"hidden": (8,)},
+            SpecError,
+            r"best\.safetensors does not fit agent dueling_dqn: weights are of another network",
+        ),
+        (
+            {"env": "Acrobot-v1"},
+            SpecError,
+            r"does not fit agent dueling_dqn.*forms of observations and actions must be",
+        ),
     ],
 )
 def test_other_networks_are_refused_before_anything_is_made(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from apexrl.launch.interrupts import Interrupts
+from apexrl.launch.interrupts import ONCE_SECONDS, Interrupts
 from apexrl.run import checkpoint
 from apexrl.run.metrics import read_rows
 
@@ -123,6 +123,19 @@ def test_a_closed_terminal_is_one_wish_however_often_it_is_said() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
         assert interrupts.count == 1
         os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.count == 2
+
+
+def test_a_signal_that_is_passed_on_at_once_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``timeout`` signals its command and then the process group."""
+    now = [100.0]
+    monkeypatch.setattr("apexrl.launch.interrupts.time.monotonic", lambda: now[0])
+    with Interrupts() as interrupts:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.count == 1
+        now[0] += ONCE_SECONDS
+        os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.count == 2
 
 

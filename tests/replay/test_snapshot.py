@@ -10,6 +10,7 @@ import pytest
 
 from apexrl.errors import OwnershipError, SnapshotError
 from apexrl.replay import Field, Replay, snapshot
+from apexrl.replay.snapshot import taken, write
 
 SPAWN = multiprocessing.get_context("spawn")
 FIELDS = {"number": Field((), "int64"), "image": Field((10, 10), "uint8")}
@@ -372,3 +373,19 @@ def test_a_loaded_replay_that_is_too_small_for_more_writers_is_refused(tmp_path)
         SnapshotError, match=r"room for 1 writers and 2 streams, and cannot have it for 9 and 900: capa"
     ):
         Replay.load(tmp_path / "file", writers=9, streams=900)
+
+
+@pytest.mark.parametrize("between", [30, 2000], ids=["items_come", "items_come_and_go"])
+@pytest.mark.parametrize("options", [{}, {"remover": "proportional", "alpha": 0.6}], ids=str)
+def test_counters_fit_the_items_when_others_write_meanwhile(tmp_path, options, between):
+    with Replay(400, FIELDS, writers=1, **options) as replay, replay.writer() as writer:
+        writer.extend(rows(0, 420), priorities=np.ones(420))
+        assert len(replay.sample(4)) == 4  # from now on this process owns it
+        begun = taken(replay.core)
+        writer.extend(rows(420, between), priorities=np.ones(between))
+        assert len(replay.sample(4)) == 4  # takes them in
+        write(replay.core, tmp_path / "snapshot", lambda: None, begun)
+        with Replay.load(tmp_path / "snapshot") as loaded:
+            stats = loaded.stats()
+            assert stats["inserted"] - stats["evicted"] - stats["deleted"] == stats["size"] == len(loaded) > 0
+            assert stats["inserted"] >= 420

@@ -202,6 +202,6 @@ def test_a_kill_while_saving_leaves_what_was_saved(tmp_path):
                 last = loaded.read(loaded.keys()).data["number"][-1] + 1
                 assert last in (saved, saved + 50)  # all that was answered, and at most what came next
                 assert len(loaded) == last
-                assert there in (last, last + 50)  # written before the save that was cut off
+                assert last <= there <= last + 50  # some of it written before the save that was cut off
             replay.delete(replay.keys())
             replay.release()

@@ -124,9 +124,13 @@ def test_every_item_appears_once():
 def test_a_batch_has_no_longer_returns_than_its_items():
     with make(n_step=3) as replay:
         for wrong, message in (
-            ({"n_step": 4}, "n_step=4 must be between 1 and 3, the replay's own"),
-            ({"n_step": 0}, "n_step=0 must be between 1 and 3"),
-            ({"gamma": 1.5}, "gamma=1.5 must be between 0 and 1"),
+            ({"n_step": 4}, "n_step=4 must be an integer from 1 to 3, the replay's own"),
+            ({"n_step": 0}, "n_step=0 must be an integer from 1 to 3"),
+            ({"n_step": 2.5}, "n_step=2.5 must be an integer"),
+            ({"n_step": True}, "n_step=True must be an integer"),
+            ({"gamma": 1.5}, "gamma=1.5 must be a number between 0 and 1"),
+            ({"gamma": "a"}, "gamma='a' must be a number"),
+            ({"beta": None}, "beta=None must be a number between 0 and 100"),
         ):
             with pytest.raises(ConfigError, match=message):
                 replay.sample(8, timeout=0.0, **wrong)

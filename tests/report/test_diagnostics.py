@@ -113,6 +113,19 @@ def test_evaluations_tell_of_overestimation() -> None:
     assert watch.line().endswith("overestimation is 0.99 (healthy: at most 0.5)")
 
 
+def test_clipped_gradients_are_no_matter_while_evaluations_rise() -> None:
+    watch = DiagnosticWatch(CONFIG.agent)
+    watch.evaluated({"mean": 1.0})
+    for report in range(2 * PATIENCE):
+        watch.update(RunStatus(metrics={"clipped_gradients": 1.0, "loss": float(report)}))
+    assert watch.line() == ""
+    for _ in range(PATIENCE):
+        watch.evaluated({"mean": 1.0})
+    assert "clipped_gradients is 1" in watch.line()
+    watch.evaluated({"mean": 2.0})
+    assert watch.line() == ""
+
+
 @pytest.mark.parametrize(
     ("reached", "grows", "mentioned"), [(0.0, 0.0, False), (0.1, 0.0, True), (0.1, 0.02, False), (0.4, 0.0, False)]
 )

@@ -70,7 +70,10 @@ def _shown(kind: type[Any], hidden: Set[str] = frozenset()) -> type[Any]:
         (name, Annotated[setting.hint, tyro.conf.Suppress] if name in hidden else _with_help(setting))
         for name, setting in settings_of(kind).items()
     ]
-    return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace={"__doc__": kind.__doc__})
+    said = kind.__doc__ or ""
+    if said.startswith(f"{kind.__name__}("):  # which ``dataclass`` writes where nothing is said
+        said = "Settings of your own."
+    return dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace={"__doc__": said})
 
 
 def _with_help(setting: Setting) -> Any:

@@ -141,10 +141,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a run: it writes a final checkpoint, evaluates, and its actors leave.
+    """End a run with a final checkpoint; its actors leave.
 
-    A run in a folder gets SIGTERM, on the machine of its main process. That does what Ctrl-C does: there is no final
-    evaluation, and the second one ends it at once.
+    A run in a folder gets SIGTERM, on the machine of its main process. That does what Ctrl-C does: it is not evaluated
+    once more, and a second SIGTERM ends it at once. A run that is found through Redis is evaluated once more.
     """
 
     folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = ""

@@ -31,7 +31,8 @@ class AgentGameSettings:
     None named: all; where they take turns, another one in each game, and the others are played."""
     played_by: tuple[str, ...] = ()
     """Who plays the agents that are not learned, as 'good_*=runs/good': policies of the pool of that run.
-    'NAMES=self', and who is not named: policies of this run's own pool. Of several for an agent one is drawn."""
+    'NAMES=self': policies of this run's own pool, which also plays agents that are not named.
+    Of several entries for an agent one is drawn."""
     newest_share: Annotated[float, Range(0, 1)] = 0.5
     """Share of games that the newest policy of a pool plays; earlier ones play the others (AlphaStar: 0.35)."""
     opponent_draw: Literal["hard", "even", "uniform"] = "hard"

@@ -81,7 +81,7 @@ class ReplaySettings:
     remover_alpha: Annotated[float, Range(), Needs("remover", ("proportional",))] = -0.4
     """Exponent of the proportional remover (Ape-X DPG: −0.4, which removes low priorities first)."""
     trim_every: Annotated[int, Range(1)] = 1
-    """Learner updates between removals; up to a quarter more than capacity is kept in between (Ape-X: 100)."""
+    """Learner updates between removals; in between the replay may exceed --capacity by 25 % (Ape-X: 100)."""
     min_size: Annotated[int, Range(1)] = 50_000
     """Transitions or sequences before the first update (Ape-X: 50 000)."""
     updates_per_step: Annotated[float, Range(0)] = 0.0
@@ -261,7 +261,7 @@ class EvaluatorConfig:
     Discrete actions only. The Atari pipeline has up to 30 of its own."""
     eval_seed: Annotated[int, Range(0, below=2**63)] = 0
     """Seed of the episodes of every evaluation; 0: each has fresh ones.
-    The final evaluations have other seeds, made from this one: episodes that chose the best weights flatter them."""
+    The final evaluations have other seeds, made from this one: those of the evaluations chose the best weights."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class StopConfig:
     """Evaluations in a row without a higher mean return after which the run ends; 0: no limit.
     A resumed run counts anew."""
     stop_when: tuple[str, ...] = ()
-    """Bounds of metrics of metrics.jsonl, as 'agent/loss>1e6' 'train_return<-500': the run ends beyond one of them."""
+    """The run ends when a metric of metrics.jsonl crosses a limit, as 'agent/loss>1e6' 'train_return<-500'."""
     updates: Annotated[int, Range(0)] = 0
     """Learner updates; 0: no limit."""
     schedule_env_steps: Annotated[int, Range(0)] = 0
@@ -316,8 +316,8 @@ class Config:
     preset: str = ""
     """The preset that the run started from; empty: none."""
     recipe: Literal["none", "default", "paper"] = "none"
-    """What an agent's name brings without a preset: settings that learn on an unseen environment, or its paper's.
-    Applied when a run begins, below settings that are given; none: what a preset, a file or a Config has."""
+    """Hyperparameters where no preset is given: defaults that learn on an unseen environment, or those of the paper.
+    Settings that are given win. none: what a preset, a file or a Config has."""
     topology: str = "apex"
     """The distributed architecture: see apexrl list topologies."""
     name: str = ""

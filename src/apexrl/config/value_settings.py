@@ -58,7 +58,7 @@ class NoisySettings:
     """σ0, initial noise of noisy layers (Fortunato et al.: 0.5)."""
     noise_period: Annotated[int, Range(1, 1_000_000), Needs("noisy")] = 1
     """Steps of one environment for which the noise it acts by stays the same (Fortunato et al.: 1; in A3C an unroll).
-    What goes on for some steps reaches further."""
+    Longer periods explore farther."""
 
 
 @dataclass(frozen=True)

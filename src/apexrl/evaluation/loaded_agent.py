@@ -144,6 +144,8 @@ class LoadedAgent:
             if name in arrays:
                 continue
             value = np.asarray(values[name])
+            if value.dtype.kind not in "biuf":
+                value = _as_numbers(name, value, field)
             if value.shape == field.shape:
                 value, one = value[np.newaxis], True
             elif value.shape[1:] == field.shape and value.ndim == len(field.shape) + 1 and len(value):
@@ -168,6 +170,16 @@ class LoadedAgent:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")
         return arrays, batched.pop()
+
+
+def _as_numbers(name: str, value: Array, field: Field) -> Array:
+    """Python's numbers in an array of objects; None is NaN. SpecError: it holds something else."""
+    try:
+        if value.dtype == object:
+            return value.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise SpecError(f"{name} holds {value.dtype} values, where the agent sees numbers: {field.dtype}")
 
 
 def _not_held(name: str, value: Array, field: Field) -> str:

@@ -25,8 +25,8 @@ class Interrupts:
 
     A call of a callback that takes long is interrupted.
 
-    Signals that come within ``ONCE_SECONDS`` of the first are one: ``timeout`` signals its command and then the whole
-    process group, and a terminal signals the group of a command whose parent passes the signal on.
+    The same signal within ``ONCE_SECONDS`` of the first counts once, too: ``timeout`` signals its command and then the
+    whole process group, and a terminal signals the group of a command whose parent passes the signal on.
 
     A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
     terminal may send SIGHUP several times, from the shell and from the kernel; it counts once, never as the second
@@ -55,7 +55,7 @@ class Interrupts:
         now = time.monotonic()
         if not self.count:
             self._first, self._first_at, self.count = signal.Signals(number), now, 1
-        elif number != signal.SIGHUP and now - self._first_at >= ONCE_SECONDS:
+        elif number != signal.SIGHUP and (number != self._first or now - self._first_at >= ONCE_SECONDS):
             self.count += 1
         if (self.alone and self.count > 1) or callback_observer.interruptible():
             raise KeyboardInterrupt

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from apexrl import _native
 from apexrl._native import SampleStatus, WriteStatus
 from apexrl.errors import ClosedError, ConfigError, OwnershipError, WaitTimeout
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _SIGNAL_SECONDS = 0.1  # longest native wait, so that Python can handle signals
 _YIELD_SECONDS = 5.0  # how long to wait for a provisional owner to release the replay
 _OK, _YIELDED = SampleStatus.ok, WriteStatus.yielded  # globals, for the fast paths
+_NUMBERS = float, int, np.number
 _NORMALIZE = {mode.name: mode for mode in _native.Normalize}
 
 Normalize = Literal["batch", "buffer", "none"]
@@ -235,8 +238,8 @@ class ReplayCore:
     def check_batch(self, batch_size: int, beta: float, normalize: Normalize) -> _native.Normalize:
         """ConfigError: this replay has no such batches."""
         mode = _NORMALIZE.get(normalize) if isinstance(normalize, str) else None
-        if not 0.0 <= beta <= 100.0:
-            raise ConfigError(f"beta={beta} must be between 0 and 100 (1: full correction)")
+        if not (isinstance(beta, _NUMBERS) and 0.0 <= beta <= 100.0):
+            raise ConfigError(f"beta={beta!r} must be a number between 0 and 100 (1: full correction)")
         if mode is None:
             raise ConfigError(f"normalize={normalize!r} must be one of 'batch', 'buffer', 'none'")
         if self.gives_once and batch_size > self.capacity:
@@ -251,10 +254,10 @@ class ReplayCore:
         options = self.options
         if options["kind"] != "transition":
             raise ConfigError(f"n_step= and gamma= of a batch belong to kind='transition', not {options['kind']!r}")
-        if n_step is not None and not 1 <= n_step <= options["n_step"]:
-            raise ConfigError(f"n_step={n_step} must be between 1 and {options['n_step']}, the replay's own")
-        if gamma is not None and not 0.0 <= gamma <= 1.0:
-            raise ConfigError(f"gamma={gamma} must be between 0 and 1")
+        if n_step is not None and not (_is_integer(n_step) and 1 <= n_step <= options["n_step"]):
+            raise ConfigError(f"n_step={n_step!r} must be an integer from 1 to {options['n_step']}, the replay's own")
+        if gamma is not None and not (isinstance(gamma, _NUMBERS) and 0.0 <= gamma <= 1.0):
+            raise ConfigError(f"gamma={gamma!r} must be a number between 0 and 1")
 
     def update(self, keys: Any, priorities: Any) -> tuple[WriteStatus, int, int]:
         """Write priorities. Answers (status, items written or the bad row, stale keys)."""
@@ -321,3 +324,7 @@ def _version_column(layout: Layout, options: dict[str, Any]) -> int:
         if column.name == LAG_FIELD and (field.shape, field.dtype, field.per_item) == ((), "int64", False):
             return place
     raise ConfigError(f"lag_half_life={options['lag_half_life']:g} needs the field {LAG_FIELD!r}: Field((), 'int64')")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -26,7 +26,7 @@ from apexrl.errors import ConfigError, OwnershipError, SnapshotError
 from apexrl.replay.core import ReplayCore
 from apexrl.replay.hindsight import OPTIONS as GOAL_OPTIONS
 from apexrl.replay.layout import Layout
-from apexrl.replay.options import OPTIONS, checked
+from apexrl.replay.options import OPTIONS, checked, consumes
 from apexrl.run.atomic_files import remove_leftovers, replacing
 
 _MAGIC = b"APEXSNP3"
@@ -229,6 +229,8 @@ def restored(
             kept["inserted"], kept["sampled"], kept["evicted"], kept.get("deleted", 0), kept["max_priority"]
         )
         core.own()
+        if not consumes(core.options):
+            _balance(core, kept)
         native.restore_draws(head["batches"], head["rng"])
         limiter = [head["limiter"][k] for k in _LIMITER]
         native.set_limiter(*limiter[:3])
@@ -238,6 +240,15 @@ def restored(
         native.disown()
         raise
     return core
+
+
+def _balance(core: ReplayCore, kept: Mapping[str, Any]) -> None:
+    """The counters are of when the copy began, and items came and went while it was made: those that are missing count
+    as evicted, those that are too many as inserted."""
+    inserted, evicted, deleted = kept["inserted"], kept["evicted"], kept.get("deleted", 0)
+    if missing := inserted - evicted - deleted - core.native.size():
+        inserted, evicted = inserted + max(0, -missing), evicted + max(0, missing)
+        core.native.restore_counters(inserted, kept["sampled"], evicted, deleted, kept["max_priority"])
 
 
 def blocks(file: io.FileIO, path: Path, entry_bytes: int | None, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
