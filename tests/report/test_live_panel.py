@@ -263,3 +263,12 @@ def test_a_long_error_is_not_printed_whole() -> None:
     assert said.startswith("00:00  error: NonFiniteError: update 3 update 3")
     assert said.endswith("update 3 …")
     assert len(said) < 110
+
+
+def test_the_line_of_an_actor_host_leaves_out_what_the_learners_host_knows() -> None:
+    workers = [WorkerStatus("uplink-0", "uplink", 0), WorkerStatus("actor-0", "actor", 0)]
+    said = line(RunStatus(phase="training", env_steps=1200, train_return=9.5, workers=workers))
+    assert "steps 1200" in said
+    assert "return 9.50" in said
+    assert not {"updates", "eval", "lag"} & set(said.split())
+    assert {"updates", "eval", "lag"} <= set(line(RunStatus(workers=workers[1:])).split())

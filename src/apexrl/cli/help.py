@@ -38,6 +38,8 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "publish": "RUN hf:USER/NAME|FOLDER --licence NAME",
         "doctor": "RUN [--json]",
         "replay": "inspect RUN",
+        "dataset": "record RUN --to DIR | export RUN --to DIR | show DIR",
+        "ope": "RUN --dataset DIR|ID",
         "dashboard": "[RUNS] [--address [HOST:]PORT]",
         "watch": "RUN [--record EPISODES]",
         "report": "RUN … [--out FILE]",
@@ -49,12 +51,12 @@ def print_help(commands: Mapping[str, Callable[..., int]]) -> None:
         "actor": f"{server} [--actors N]",
         "envs": "--connect HOST:PORT [--actors N]",
         "status": "RUN | --redis URL | --ray auto|HOST:PORT [--run NAME] [--watch]",
-        "stop": server,
+        "stop": f"RUN | {server}",
         "drain": f"HOST {server} [--undo]",
         "scale": f"RUN --actors N | HOST|all --actors N {server}",
         "completion": "bash | zsh | fish",
     }
-    lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay.\n"]
+    lines = ["[bold]apexrl[/]: distributed reinforcement learning. Many actors, one learner, a fast replay buffer.\n"]
     lines += ["[bold]Usage[/]\n"]
     for name, command in commands.items():
         lines.append(

@@ -123,18 +123,21 @@ def title(config: Config) -> str:
 
 def line(status: RunStatus) -> str:
     """One status as one line of text."""
+    here = {worker.role for worker in status.workers}
+    learns_here = "uplink" not in here or "learner" in here
     parts = [
         clock(status.shown_seconds),
         f"{status.phase:<10}",
         f"steps {count(status.env_steps)} ({count(status.env_steps_per_second)}/s)",
-        f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)",
+        *([f"updates {count(status.updates)} ({count(status.updates_per_second)}/s)"] if learns_here else ()),
         f"return {number(status.train_return)}",
-        f"eval {number(status.eval_return)} (best {number(status.best_eval_return)})",
+        *([f"eval {number(status.eval_return)} (best {number(status.best_eval_return)})"] if learns_here else ()),
     ]
     if status.replay_capacity:  # of a topology with a replay, once it exists
         parts.append(f"replay {status.replay_size / status.replay_capacity:.0%}")
         parts.append(f"updates/step {status.updates_per_step:.3g}")
-    parts.append(f"lag {number(status.policy_lag.mean)}")
+    if learns_here:
+        parts.append(f"lag {number(status.policy_lag.mean)}")
     if lost := losses(status):
         parts.append(lost.plain)
     if status.trouble:

@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 
 RUNS: Final = Cell()
-_BY_REDIS = Cell("its experience crosses through Redis, which keeps it while the learner is away: use --redis")
+_BY_REDIS = Cell("--listen does not carry experience: use --redis, which keeps it while the learner is away")
 _STAYS = Cell("nobody acts, so nothing of it could run on another host")
 
 CELLS: Final[Mapping[tuple[str, str], Cell]] = {
