@@ -186,6 +186,8 @@ def resume(
     from apexrl.launch.ray.resources import in_range
     from apexrl.topologies.validation import validate
 
+    if overrides.get("initial_weights"):
+        raise ConfigError("initial_weights= is for a new run: train(…, initial_weights=…). A resumed one has its own")
     path, checkpoint_url = restored(path, out, checkpoint_url)
     folder = RunFolder.open(path)
     placement = chosen_placement(

@@ -11,7 +11,7 @@ import pytest
 import apexrl
 from apexrl.cli.main import main
 from apexrl.cli.train_flags import Train
-from apexrl.config.convert import known_settings
+from apexrl.config.convert import from_toml, known_settings
 from apexrl.config.elsewhere import ELSEWHERE
 from apexrl.errors import ConfigError
 
@@ -37,3 +37,17 @@ def test_a_flag_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
 def test_so_is_a_keyword() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'total_timesteps' \(here it is 'env_steps'\)"):
         apexrl.train("cartpole", total_timesteps=1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "ours"),
+    [
+        ("total_timesteps = 5", "total_timesteps", "env_steps"),
+        ("[agent]\nbuffer_size = 5", "buffer_size", "capacity"),
+        ("[agent]\nlr = 0.1", "lr", "learning_rate"),
+    ],
+)
+def test_so_is_a_line_of_a_file(text: str, name: str, ours: str) -> None:
+    told = f"unknown setting '{name}': here it is '{ours}', which belongs in the section"
+    with pytest.raises(ConfigError, match=told):
+        from_toml(text, "mine.toml")

@@ -54,6 +54,11 @@ class TellsMore(LinearQ):
         return acted._replace(extras={"certainty": np.ones(len(exploration), np.float32)})
 
 
+class TellsNothing(LinearQ):
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        return super().act(observations, state, exploration, greedy)._replace(extras=None)  # type: ignore[arg-type]
+
+
 class TellsLess(LinearQ):
     step_spec: ClassVar = {"certainty": Field((), "float32")}
 

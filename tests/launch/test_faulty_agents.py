@@ -101,6 +101,10 @@ def test_extras_that_are_not_as_declared_name_agent_and_field(
     ("name", "text"),
     [
         ("ActsNothing", r"agent faulty_agents:ActsNothing: act\(\) returned NoneType; it must return Acted"),
+        (
+            "TellsNothing",
+            r"agent faulty_agents:TellsNothing: the extras of act\(\) are a NoneType; they must be a dict",
+        ),
         ("LearnsNothing", r"agent faulty_agents:LearnsNothing: update\(\) returned NoneType; it must return Learned"),
         ("TellsText", "the agent returned the metric 'mood' as 'good'; it must be a number"),
     ],

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import apexrl
 from apexrl.config import Config
 from apexrl.config.convert import override
 from apexrl.errors import ApexrlError, ConfigError, SpecError
 from apexrl.launch import launch
-from apexrl.launch.probe import probe_learner
+from apexrl.launch.probe import probe_beginning, probe_learner
 from apexrl.presets import with_topology
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
@@ -97,29 +99,48 @@ def test_other_networks_are_refused_before_anything_is_made(
 ) -> None:
     run = source(tmp_path)
     with pytest.raises(error, match=text):
-        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(run), **changes))
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(run), **changes))
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     run = source(tmp_path)
     with pytest.raises(ConfigError, match="there is no such run folder or file"):
-        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(tmp_path / "nothing")))
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(tmp_path / "nothing")))
     state = checkpoint.latest(RunFolder(run).checkpoints)
     with pytest.raises(ConfigError, match=r"a learner's whole state: give best\.safetensors, or its run"):
-        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(state)))
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(state)))
     best = checkpoint.best(RunFolder(run).checkpoints)
     assert best is not None
-    assert probe_learner(config_for(tmp_path, "tuned", initial_weights=str(best))).weights_nbytes > 0
+    assert probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(best))).weights_nbytes > 0
     best.unlink()
     with pytest.raises(ConfigError, match="there are no best weights in"):
-        probe_learner(config_for(tmp_path, "tuned", initial_weights=str(run)))
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(run)))
 
 
-def test_first_actions_are_not_random_unless_that_is_said(tmp_path: Path) -> None:
+def test_more_weights_than_the_network_has_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "source"
+    launch(config_for(tmp_path, "source", updates=5, eval_period_steps=20, normalize_observations=True))
+    with pytest.raises(SpecError, match=r"does not fit agent dueling_dqn: it has 'normalizer/.* more, unknown here"):
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(run)))
+
+
+def test_a_run_is_resumed_without_them(tmp_path: Path) -> None:
+    run = source(tmp_path)
+    launch(config_for(tmp_path, "tuned", initial_weights=str(run), updates=3))
+    shutil.rmtree(run)
+    config = config_for(tmp_path, "tuned", initial_weights=str(run), updates=6)
+    assert launch(config, resume=tmp_path / "tuned")["updates"] == 6
+    assert probe_learner(config).weights_nbytes > 0  # as on a host that joins
+    with pytest.raises(ConfigError, match=r"is for a new run: train\(…, initial_weights=…\)"):
+        apexrl.resume(tmp_path / "tuned", initial_weights=str(run))
+
+
+def test_first_actions_are_not_random(tmp_path: Path) -> None:
     config = config_for(tmp_path, "tuned", initial_weights=str(tmp_path), random_start=True)
     assert not validate(config).actor.random_start
-    assert validate(config, ["random_start"]).actor.random_start
     assert validate(override(config, {"initial_weights": ""})).actor.random_start
+    with pytest.raises(ConfigError, match="--random-start means nothing with --initial-weights"):
+        validate(config, ["random_start"])
 
 
 def test_the_path_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -212,6 +213,23 @@ def test_episodes_of_one_step_are_a_cause_only_where_nothing_is_learned() -> Non
     for seen, named in ((flat_run, True), (rising, False)):
         causes = diagnose(RunRecord(flat(Config()), (), seen))
         assert ("ends_at_once" in {cause.name for cause in causes}) == named
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rose"),
+    [
+        ([10.0, 38.0] * 10, 47.0, True),  # 24 ± 14 of at most 50
+        ([10.0, 38.0] * 10, 27.0, False),
+        ([24.0] * 20, 25.0, False),
+        ([24.0] * 20, 27.0, True),
+        ([24.0], 25.0, False),  # one episode has no deviation
+    ],
+)
+def test_returns_rose_by_more_than_chance(before: list[float], after: float, rose: bool) -> None:
+    first, last = (replace(evaluation(90, mean=fmean(one)), returns=tuple(one)) for one in (before, [after] * 20))
+    record = RunRecord(flat(Config()), (), (first, last))
+    assert record.risen < 0.5
+    assert record.rose == rose
 
 
 def test_a_policy_that_explores_in_training_has_risen_by_its_evaluations() -> None:

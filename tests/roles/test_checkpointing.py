@@ -26,6 +26,7 @@ from apexrl.replay import Batch
 from apexrl.roles import checkpointing
 from apexrl.roles.checkpointing import Saving, restore
 from apexrl.run import checkpoint
+from apexrl.run.folder import RunFolder
 from apexrl.run.ownership import Fence, Generations
 
 STATE = {"w": np.ones(3, np.float32)}
@@ -106,6 +107,22 @@ def test_who_goes_on_from_weights_alone_keeps_their_averages(stage: Any) -> None
     data = {"observation": zeros, "next_observation": zeros, **rows}
     agent.update(agent.prepare(Batch(data, np.arange(8, dtype=np.uint64), np.ones(8), np.ones(8, np.float32))))
     np.testing.assert_allclose(agent.weights()[f"{NORMALIZER}/mean/observation"], mean * (1 - 1 / 73), rtol=1e-5)
+
+
+def test_a_learner_restarted_before_its_first_update_begins_with_the_initial_weights_again(
+    stage: Any, tmp_path: Path
+) -> None:
+    """Those that it published are without the number of batches that their averages are of."""
+    config = override(with_agent(Config(), "dqn"), {"normalize_observations": True})
+    with closing(make_vector(config.env, 1, 0)) as env:
+        agent = agent_class("dqn")(env.spec, config.agent, "cpu", 0)
+    context = stage.context("learner")
+    checkpoint.save_best(RunFolder(tmp_path / "source").checkpoints, agent.weights(), {"updates": 100})
+    published = SimpleNamespace(latest=lambda: (1, agent.weights()))
+    assert restore(context, agent, published, initial=str(tmp_path / "source")) == 0
+    assert agent.state_dict()[f"{NORMALIZER}/optimizer/steps"] == 100
+    context.count(updates=1)
+    restore(context, agent, SimpleNamespace(latest=lambda: (2, agent.weights())), initial=str(tmp_path / "gone"))
 
 
 def test_a_loss_says_how_long_it_was_tried(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from decision_trace import Teller
 from served_envs import ENVS, WORKERS, System, check_stream, config_for
 
+from apexrl.agents import recorded
 from apexrl.roles.inference_batches import InferenceBatch, InferenceBatches
 
 
@@ -21,7 +22,12 @@ class Served(System):
         self.context = stage.context("model_server")
         self.context.patience = patience
         self.batches = InferenceBatches(
-            self.context, config=self.config, spec=self.spec, inference=self.link, replay=self.replay
+            self.context,
+            config=self.config,
+            spec=self.spec,
+            inference=self.link,
+            replay=self.replay,
+            records=recorded(self.agent),
         )
 
     def ask(self, *workers: int) -> None:
@@ -32,7 +38,7 @@ class Served(System):
     def answer(self, batch: InferenceBatch | None) -> list[int]:
         """Answer a batch, and say which groups it had."""
         assert batch is not None
-        self.batches.answer(batch, self.agent.act(batch.seen, batch.state, batch.exploration), 1, self.agent)
+        self.batches.answer(batch, self.agent.act(batch.seen, batch.state, batch.exploration), 1)
         return batch.requests.groups
 
 
@@ -111,7 +117,7 @@ def test_threads_that_answer_at_the_same_time_write_every_step_once(
             if batch is not None:
                 acted = agent.act(batch.seen, batch.state, batch.exploration)
                 time.sleep(0)  # let others run between choosing and answering
-                system.batches.answer(batch, acted, 1, system.agent)
+                system.batches.answer(batch, acted, 1)
                 answered[number] += 1
 
     def play(worker: int, deaths: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -39,6 +39,8 @@ class Drifting(Clock):
 
 class Scribe:
     """Records which environment it acts in, something random, and a state that counts."""
+
+    step_spec: ClassVar = EXTRAS
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(5)

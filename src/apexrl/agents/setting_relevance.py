@@ -42,7 +42,7 @@ def idle(config: Config) -> dict[str, str]:
     """Settings that mean nothing with the others as they are -> the flag that keeps them so."""
     reads, values = READS.get(config.agent.agent, set()) | _COMMON, flat(config)
     return {
-        name: as_flag(needs.switch, values[needs.switch])
+        name: as_flag(needs.switch, values[needs.switch]) if values[needs.switch] != "" else f"no {flag(needs.switch)}"
         for name, needs in _NEEDS.items()
         if {name, needs.switch} <= reads and not needs.met(values[needs.switch])
     }

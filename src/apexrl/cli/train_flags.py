@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -194,7 +194,8 @@ def parse_train(
     if "recipe" in given and (word or start.preset):
         raise ConfigError(f"--recipe is for a run without a preset or a file: {word or start.preset} has its settings")
     check_read(start, given)
-    _check_names(start, given)
+    own = own_settings(start)
+    _check_names(own, given)
     what = "Train, with actors on other hosts," if alone else "Train"
     description = (
         f"{what} {word}. Every setting below is a flag; its value here is {word}'s."
@@ -213,7 +214,7 @@ def parse_train(
         f"\n\nThese are the settings that topology {topology} and agent {agent} read. For others, add --topology "
         "NAME or --agent NAME."
     )
-    kind, values = offering(Train, start, agents.unread(agent) | topologies.unread(topology), own_settings(start))
+    kind, values = offering(Train, start, agents.unread(agent) | topologies.unread(topology), own)
     chosen = [as_flag(name, value) for name, value in (("topology", topology), ("agent", agent)) if name in given]
     parsed = tyro.cli(
         kind,
@@ -301,11 +302,11 @@ def _check_imports(start: Config, words: Sequence[str], given: Sequence[str], wo
         entrusted(override(Config(), only_there), _modules(words), word, env=False)
 
 
-def _check_names(start: Config, given: Sequence[str]) -> None:
-    """Refuse a flag that has another name here. ConfigError: the message says which."""
-    own = {name for kind in own_settings(start).values() for name in settings_of(kind)}
+def _check_names(own: Mapping[str, type[Any]], given: Sequence[str]) -> None:
+    """Refuse a flag that has another name here, and is none of your ``own``. ConfigError: the message says which."""
+    known = {name for kind in own.values() for name in settings_of(kind)}
     for name in given:
-        if name in ELSEWHERE and name not in own:
+        if name in ELSEWHERE and name not in known:
             raise ConfigError(f"there is no {flag(name)}: here it is {flag(ELSEWHERE[name])}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from apexrl.config import AgentConfig, Config
+from apexrl.config.elsewhere import ELSEWHERE
 from apexrl.config.outside import is_outside
 from apexrl.config.settings import Setting, did_you_mean, settings_of
 from apexrl.errors import ConfigError
@@ -123,10 +124,12 @@ def _from_table(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
             values["memory"] = "lstm" if item else "none"
             continue
         if name not in known:
+            ours = ELSEWHERE.get(name, name)
             hint = did_you_mean(name, known)
-            if name in known_settings():
-                section = known_settings()[name][0]
-                hint = ": it belongs " + (f"in the section [{section}]" if section else "above all sections")
+            if ours in known_settings():
+                section = known_settings()[ours][0]
+                hint = f": here it is {ours!r}, which" if ours != name else ": it"
+                hint += " belongs " + (f"in the section [{section}]" if section else "above all sections")
             raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
         if name in _GROUPS and kind is Config:
             if not isinstance(item, dict):

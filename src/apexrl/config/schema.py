@@ -201,8 +201,8 @@ class LearnerConfig:
     """CPU threads of PyTorch in the learner (ours: the other cores belong to the actors)."""
     initial_weights: str = ""
     """Run folder whose best weights a new run begins with, or a file of weights; empty: random weights.
-    Agent, network and the forms of observations and actions must be the same.
-    Optimizer, counters and replay begin anew. Actions are not random at the start, unless --random-start is given."""
+    Networks, normalisation, and the forms of observations and actions must be the same.
+    Optimizer, counters and replay begin anew. There is no --random-start then."""
     device: Annotated[str, Matches(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")] = "auto"
     """auto, cpu, cuda or cuda:N. auto assigns visible GPUs to learners and servers in turn.
     It takes the CPU for networks that are too small for a GPU."""
@@ -261,7 +261,7 @@ class EvaluatorConfig:
     Discrete actions only. The Atari pipeline has up to 30 of its own."""
     eval_seed: Annotated[int, Range(0, below=2**63)] = 0
     """Seed of the episodes of every evaluation; 0: each has fresh ones.
-    The final evaluations have other seeds, made from this one: those of the evaluations chose the best weights."""
+    The best weights were chosen on these seeds, so the final evaluations have others, derived from this one."""
 
 
 @dataclass(frozen=True)

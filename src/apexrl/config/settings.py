@@ -44,8 +44,9 @@ class Range:
     def __str__(self) -> str:
         least, most = math.isfinite(self.at_least), math.isfinite(self.at_most)
         if math.isfinite(self.below):
-            lower = f"at least {self.at_least:g}" if least else f"more than {self.above:g}"
-            return f"{lower} and below {_spell_bound(self.below)}"
+            lower = f"more than {self.above:g} and " if math.isfinite(self.above) else ""
+            lower = f"at least {self.at_least:g} and " if least else lower
+            return f"{lower}below {_spell_bound(self.below)}"
         if least and most:
             return f"between {self.at_least:,} and {self.at_most:,}"
         if least:
@@ -175,8 +176,6 @@ def flag(name: str) -> str:
 
 def as_flag(name: str, value: Any) -> str:
     """A setting as it would be given on the command line: ``--no-double``, ``--hidden 64 64``."""
-    if value == "":
-        return f"no {flag(name)}"
     if isinstance(value, bool):
         return flag(name) if value else f"--no-{flag(name)[2:]}"
     if isinstance(value, float):

@@ -173,11 +173,11 @@ class LoadedAgent:
 
 
 def _as_numbers(name: str, value: Array, field: Field) -> Array:
-    """Python's numbers in an array of objects; None is NaN. SpecError: it holds something else."""
+    """An array of Python's numbers, in which None is NaN, as float64. SpecError: it holds something else."""
     try:
-        if value.dtype == object:
+        if value.dtype == object and not any(isinstance(one, str | bytes) for one in value.flat):
             return value.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise SpecError(f"{name} holds {value.dtype} values, where the agent sees numbers: {field.dtype}")
 

@@ -18,7 +18,7 @@ from apexrl.launch.fork_client import preloaded
 from apexrl.launch.host_agreement import open_to_hosts
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_run import supervise
-from apexrl.launch.probe import probe_learner
+from apexrl.launch.probe import probe_beginning, probe_learner
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -57,7 +57,7 @@ def learn(
     wire = topology(config.topology)
     run_id = _known(None if claim is None else claim.folder) or str(uuid.uuid4())
     with closing(Supervisor(config, interrupts, (*preloaded(config), *GATEWAY_PRELOAD))) as supervisor:
-        seen = supervisor.probe(probe_learner)
+        seen = supervisor.probe(probe_beginning if claim is None or claim.begins else probe_learner)
         whole = wire(config, seen)
         program = gateway_side(whole, {"listen": listen, "record": make_record(config, run_id, whole, seen)})
 

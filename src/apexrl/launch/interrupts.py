@@ -18,6 +18,8 @@ _WISHES: Final = {
 
 
 ONCE_SECONDS: Final = 0.5
+"""``timeout`` signals its command and then its whole process group. A terminal signals the group, too, while a parent
+may pass the signal on."""
 
 
 class Interrupts:
@@ -25,8 +27,7 @@ class Interrupts:
 
     A call of a callback that takes long is interrupted.
 
-    The same signal within ``ONCE_SECONDS`` of the first counts once, too: ``timeout`` signals its command and then the
-    whole process group, and a terminal signals the group of a command whose parent passes the signal on.
+    The same signal within ``ONCE_SECONDS`` of the first counts once, too.
 
     A signal that is ignored stays so: that is what ``nohup`` asks for, and the shell for a command with ``&``. A closed
     terminal may send SIGHUP several times, from the shell and from the kernel; it counts once, never as the second
@@ -55,7 +56,9 @@ class Interrupts:
         now = time.monotonic()
         if not self.count:
             self._first, self._first_at, self.count = signal.Signals(number), now, 1
-        elif number != signal.SIGHUP and (number != self._first or now - self._first_at >= ONCE_SECONDS):
+        elif number == signal.SIGHUP or (number == self._first and now - self._first_at < ONCE_SECONDS):
+            return
+        else:
             self.count += 1
         if (self.alone and self.count > 1) or callback_observer.interruptible():
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from apexrl.launch import run_claim
 from apexrl.launch.first_steps import try_first_steps
 from apexrl.launch.fork_client import preloaded
 from apexrl.launch.interrupts import Interrupts
-from apexrl.launch.probe import large_network, probe_learner
+from apexrl.launch.probe import large_network, probe_beginning, probe_learner
 from apexrl.launch.resumed_from import Base, base_of
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
@@ -39,8 +39,9 @@ def processes(
     config = with_room(config) if config.wiring.autotune else config
     supervisor = Supervisor(config, interrupts, preloaded(config))
     try:
-        seen = supervisor.probe(probe_learner)
-        if claim is None or claim.begins:
+        begins = claim is None or claim.begins
+        seen = supervisor.probe(probe_beginning if begins else probe_learner)
+        if begins:
             try_first_steps(supervisor, config, observers)
         program = wire(with_own_groups(config, config.actor.actors), seen)
         if config.wiring.autotune and not program.tunable:
@@ -54,7 +55,7 @@ def check(config: Config, interrupts: Interrupts) -> None:
     """Look at environment and agent in a process of their own, and wire them; nothing else is started."""
     wire = topology(config.topology)
     with closing(Supervisor(config, interrupts, preloaded(config))) as supervisor:
-        wire(config, supervisor.probe(probe_learner))
+        wire(config, supervisor.probe(probe_beginning))
         try_first_steps(supervisor, config, ())
 
 
@@ -97,7 +98,7 @@ def serial(
     """Every role in this process, in turn. The second interrupt ends it wherever it is, also in a hung environment."""
     interrupts.alone = True
     wire = topology(config.topology)
-    seen = probe_learner(config)
+    seen = probe_learner(config, begins=claim is None or claim.begins)
     program = wire(config, seen)
 
     def body(ledger: Ledger, wiring: Wiring) -> None:

@@ -31,7 +31,12 @@ _LARGE_NBYTES: Final = 1 << 26
 """Of weights."""
 
 
-def probe_learner(config: Config) -> Probe:
+def probe_beginning(config: Config) -> Probe:
+    """``probe_learner`` of a run that begins here: its initial weights must be here too, and fit."""
+    return probe_learner(config, begins=True)
+
+
+def probe_learner(config: Config, begins: bool = False) -> Probe:
     """``probe`` where the learner will run: its device must be here, and its dataset, if it has one.
 
     Raises:
@@ -41,7 +46,7 @@ def probe_learner(config: Config) -> Probe:
 
     if config.learner.device != "auto":  # which is always here
         torch_device(config.learner.device)
-    found = probe(config, begins=True)
+    found = probe(config, begins)
     if config.replay.dataset:
         from apexrl.datasets.minari_files import Dataset
 

@@ -24,7 +24,7 @@ from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.local_actor_host import LocalActorHost
 from apexrl.launch.local_run import supervise
 from apexrl.launch.open_gateway import OpenGateway
-from apexrl.launch.probe import probe_learner
+from apexrl.launch.probe import probe_beginning, probe_learner
 from apexrl.launch.run_claim import Claim
 from apexrl.launch.run_ledger import Ledger
 from apexrl.launch.supervisor import Supervisor
@@ -111,7 +111,8 @@ def learn(
             actors.enter_context(closing(LocalActorHost(placement.url, identity, config))) if identity.actors else None
         )
         where = {"listen": placement.listen, "advertise": placement.advertise}
-        side = LearnerSide(config, placement.token, server, identity, interrupts, **where)
+        begins = claim is None or claim.begins
+        side = LearnerSide(config, placement.token, server, identity, interrupts, begins, **where)
         stack.enter_context(closing(side))
         if side.gateway is not None:  # workers of this machine need none
             actors.close()
@@ -144,6 +145,7 @@ class LearnerSide:
         server: Server,
         identity: Identity,
         interrupts: Interrupts,
+        begins: bool = True,
         listen: str = "",
         advertise: str = "",
     ) -> None:
@@ -155,7 +157,7 @@ class LearnerSide:
         preload = (*preloaded(config), *HOST_PRELOAD, *GATEWAY_PRELOAD)
         self.supervisor = Supervisor(config, interrupts, preload, hurried=("interrupted", "replaced"))
         try:
-            self._seen = self.supervisor.probe(probe_learner)
+            self._seen = self.supervisor.probe(probe_beginning if begins else probe_learner)
             self._program = wire(config, self._seen)
             if asks_servers(self._program):
                 self.gateway = OpenGateway(server, listen, advertise, token)

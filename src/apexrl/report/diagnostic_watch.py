@@ -33,7 +33,8 @@ class DiagnosticWatch:
         self._on = [flag(one.name) for one in fields(config) if getattr(config, one.name) is True]
         self._metrics: Mapping[str, float] = {}
         self._overestimation = math.nan
-        self._best, self._not_better = -math.inf, 0  # mean return of evaluations, and how many came since that
+        self._first = self._best = math.nan  # mean returns of evaluations
+        self._not_better = 0  # evaluations since the best
         self._reads = 0.0
         self._reports: Counter[str] = Counter()
         self._found: list[OutOfRange] = []
@@ -67,18 +68,21 @@ class DiagnosticWatch:
         """Look at an evaluation during training."""
         if values.get("final"):
             return
-        better = values["mean"] > self._best
-        self._best, self._not_better = max(self._best, values["mean"]), 0 if better else self._not_better + 1
+        mean = values["mean"]
+        if math.isnan(self._first):
+            self._first = self._best = mean
+        better = mean > self._best
+        self._best, self._not_better = max(self._best, mean), 0 if better else self._not_better + 1
         if "expected_return" in values:
             self._overestimation = overestimation(values["expected_return"], values["discounted_return"])
 
     @property
     def worst(self) -> list[OutOfRange]:
-        """At most two that are outside their range, the farthest first. Symptoms that do not keep the agent from
-        learning are left out: CartPole's preset clips nearly all gradients, and solves it."""
-        learns = math.isfinite(self._best) and self._not_better < PATIENCE
+        """At most two that are outside their range, the farthest first. Clipped gradients are left out while
+        evaluations get better: CartPole's preset clips nearly all, and solves it."""
+        left_out = "clipped_gradients" if self._best > self._first and self._not_better < PATIENCE else ""
         lasting = [one for one in self._found if self._reports[one.diagnostic.name] >= PATIENCE]
-        return [one for one in lasting if not (learns and one.diagnostic.symptom)][:SHOWN]
+        return [one for one in lasting if one.diagnostic.name != left_out][:SHOWN]
 
     def line(self) -> str:
         """They in one line, behind the advice for the first, as the end may be cut off; empty: there is none."""

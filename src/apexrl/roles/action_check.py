@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 
 from apexrl.errors import AgentError
 from apexrl.protocols import State
 from apexrl.spec import ActionSpec, Array, Field
+
+NOTHING: Final[Mapping[str, Field]] = MappingProxyType({})
 
 
 class ActionCheck:
@@ -19,18 +23,20 @@ class ActionCheck:
     Args:
         agent: its name, for errors.
         space: what the environment takes.
+        records: the fields that ``act`` records with every step: the agent's ``step_spec``.
     """
 
-    def __init__(self, agent: str, space: ActionSpec) -> None:
+    def __init__(self, agent: str, space: ActionSpec, records: Mapping[str, Field] = NOTHING) -> None:
         self._agent = agent
         self._space = space
+        self._records = records
         self._looked_at: set[bool] = set()
 
-    def parts(self, acted: Any, agent: Any) -> tuple[Array, dict[str, Array], State]:
-        """Actions, extras and state of what ``act`` of ``agent`` returned.
+    def parts(self, acted: Any) -> tuple[Array, dict[str, Array], State]:
+        """Actions, extras and state of what ``act`` returned.
 
         Raises:
-            AgentError: it is something else than ``Acted``, or its first extras are not the fields of ``step_spec``.
+            AgentError: it is something else than ``Acted``, or the first extras are not what the agent records.
         """
         try:
             actions, extras, state = acted
@@ -40,15 +46,20 @@ class ActionCheck:
                 "state), as apexrl.protocols.Agent describes"
             ) from error
         if not self._looked_at:
-            self._look_at_extras(extras, getattr(agent, "step_spec", {}))
+            self._look_at_extras(extras)
         return actions, extras, state
 
-    def _look_at_extras(self, extras: dict[str, Array], fields: dict[str, Field]) -> None:
-        """AgentError: they have other names than the fields that the agent says it records."""
-        wrong = [f"no {name!r}" for name in fields if name not in extras]
-        wrong += [f"{name!r}, which is none of them" for name in extras if name not in fields]
+    def _look_at_extras(self, extras: Any) -> None:
+        """AgentError: they are no dict, or have other names than the fields that the agent records."""
+        if not isinstance(extras, Mapping):
+            raise AgentError(
+                f"agent {self._agent}: the extras of act() are a {type(extras).__name__}; they must be a dict, empty "
+                "where it records nothing, as apexrl.protocols.Agent describes"
+            )
+        wrong = [f"no {name!r}" for name in self._records if name not in extras]
+        wrong += [f"{name!r}, which is none of them" for name in extras if name not in self._records]
         if wrong:
-            said = ", ".join(map(repr, fields)) or "no field"
+            said = ", ".join(map(repr, self._records)) or "no field"
             raise AgentError(
                 f"agent {self._agent}: its step_spec declares {said} for act() to record, and the extras of act() have "
                 f"{', '.join(wrong)}. Make the two agree, as apexrl.protocols.Agent describes"

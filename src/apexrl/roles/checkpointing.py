@@ -16,6 +16,7 @@ from apexrl.errors import ApexrlError, ConfigError, LinkError, NonFiniteError, S
 from apexrl.links.backoff import Backoff
 from apexrl.links.local.stall_detector import StallDetector
 from apexrl.protocols import NORMALIZER, Agent, Arrays, Context, WeightsReader
+from apexrl.roles.actor import FIRST_VERSION
 from apexrl.run import checkpoint
 from apexrl.run.folder import RunFolder
 from apexrl.spec import Array
@@ -33,8 +34,9 @@ _LONGEST_SECONDS = 1800.0  # of one write, after which the role is thought to st
 def restore(
     context: Context, agent: Agent, weights: WeightsReader, name: str = "", counts: bool = True, initial: str = ""
 ) -> int:
-    """Let ``agent`` go on where the run was: its newest checkpoint; else the published weights; else the best ones,
-    where updates were made; else it begins with the ``initial`` weights, if there are some, or stays as it is.
+    """Let ``agent`` go on where the run was: its newest checkpoint; else, where no update was made, the ``initial``
+    weights, if there are some; else the published weights; else the best ones, where updates were made; else it stays
+    as it is.
 
     On Ray the counters are kept elsewhere, and a checkpoint may hold updates that were not counted there, because the
     learner was lost. They are counted now, so that numbers of checkpoints and versions do not go back.
@@ -53,9 +55,13 @@ def restore(
     """
     folder = RunFolder(context.folder).checkpoints
     name = name or type(agent).__name__
+    changed = (
+        "Resume with the agent, network and environment that it was trained with: look for what was changed, in "
+        f"{RunFolder(context.folder).config_path} or besides"
+    )
     found = checkpoint.load_latest(folder)
     if found is not None:
-        with _fits(context, found.path, name):
+        with _fits(str(found.path), name, changed):
             agent.load_state_dict(found.arrays)
         known = context.total("updates")
         made = max(int(found.metadata["updates"]), known)
@@ -65,18 +71,20 @@ def restore(
             context.send("log", text=f"passed over a checkpoint: {reason}", level="warning")
         context.send("log", text=f"{context.name} restored {found.path.name}")
         return made
-    if (newest := weights.latest()) is not None:
+    newest = weights.latest()
+    if initial and not context.total("updates") and (newest is None or newest[0] <= FIRST_VERSION):
+        taken = take_up_initial(agent, initial, name)
+        context.send("log", text=f"{context.name} begins with the weights in {taken}")
+        return 0
+    if newest is not None:
         version, arrays = newest
         _take_up(agent, arrays, context.total("updates"))
         context.send("log", text=f"{context.name} took up the published weights, version {version}")
     elif not (updates := context.total("updates")):
-        if initial:
-            taken = take_up_initial(agent, initial, name)
-            context.send("log", text=f"{context.name} begins with the weights in {taken}")
         return 0
     elif (best := checkpoint.best(folder)) is not None:
         arrays = checkpoint.load(best).arrays
-        with _fits(context, best, name):
+        with _fits(str(best), name, changed):
             _take_up(agent, arrays, updates)
         text = (
             f"there is no checkpoint but {best.name}: {context.name} goes on from it, with a new optimizer and target"
@@ -113,14 +121,17 @@ def take_up_initial(agent: Agent, initial: str, name: str) -> Path:
     taken = checkpoint.load(path)
     if taken.kind != "weights":
         raise ConfigError(f"--initial-weights {path} holds a learner's whole state: give {checkpoint.BEST}, or its run")
-    try:
+    with _fits(
+        f"--initial-weights {path}",
+        name,
+        "Networks, normalisation, and the forms of observations and actions must be those of the run that wrote it",
+    ):
+        has, wanted = taken.arrays.keys(), agent.weights().keys()
+        if missing := sorted(wanted - has):
+            raise SpecError(f"it lacks {missing[0]!r}" + f" and {len(missing) - 1} more" * (len(missing) > 1))
+        if more := sorted(has - wanted):
+            raise SpecError(f"it has {more[0]!r}" + f" and {len(more) - 1} more" * (len(more) > 1) + ", unknown here")
         _take_up(agent, taken.arrays, int(taken.metadata.get("updates", 0)))
-    except Exception as error:  # of an agent of the user's own it may be any
-        why = str(error) if isinstance(error, ApexrlError) else f"{type(error).__name__}: {error}"
-        raise SpecError(
-            f"--initial-weights {path} does not fit agent {name}: {why}. Agent, network settings and the forms of "
-            "observations and actions must be those of the run that wrote it"
-        ) from error
     return path
 
 
@@ -155,16 +166,13 @@ def check_left(folder: RunFolder, updates: int) -> None:
 
 
 @contextmanager
-def _fits(context: Context, path: Path, name: str) -> Iterator[None]:
-    """Whatever an agent says of a checkpoint that it cannot take up names the file and the agent."""
+def _fits(path: str, name: str, advice: str) -> Iterator[None]:
+    """Whatever an agent says of a checkpoint that it cannot take up names the file and the agent, before ``advice``."""
     try:
         yield
     except Exception as error:  # of an agent of the user's own it may be any
         why = str(error) if isinstance(error, ApexrlError) else f"{type(error).__name__}: {error}"
-        raise SpecError(
-            f"{path} does not fit agent {name}: {why}. Resume with the agent, network and environment that it was "
-            f"trained with: look for what was changed, in {RunFolder(context.folder).config_path} or besides"
-        ) from error
+        raise SpecError(f"{path} does not fit agent {name}: {why}. {advice}") from error
 
 
 class Saving:

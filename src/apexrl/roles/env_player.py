@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl.agents import recorded
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context
 from apexrl.roles.action_check import ActionCheck
@@ -58,11 +59,11 @@ class EnvPlayer:
         envs = config.actor.envs_per_actor
         slots = config.actor.actor_slots or config.actor.actors
         self._context = context
-        self._check = ActionCheck(config.agent.agent, spec.action)
         self._exploration = Exploration(context, config, spec.action, [context.index], slots, envs)
         self._env = role_envs(context, config, envs, seed, own_cores(config), partial)
         self._observation = first_reset(context, self._env)
         self.agent = make_agent(self._env.device)
+        self._check = ActionCheck(config.agent.agent, spec.action, recorded(self.agent))
         # Frames are stacked in the host's memory, and an agent of one's own may know arrays only
         self._shows_tensors = spec.stack == 1 and config.agent.agent in AGENTS and not spec.masked
         self._frames = FrameStack(spec.stack, envs, spec.observation)
@@ -94,7 +95,7 @@ class EnvPlayer:
             exploration = np.full_like(exploration, np.inf)
         seen = (self._shows_tensors and self._env.tensors) or self.seen
         acted = self.agent.act(seen, self._state.take(which) or None, exploration)
-        actions, extras, state = self._check.parts(acted, self.agent)
+        actions, extras, state = self._check.parts(acted)
         self._check.first(actions, len(exploration), random)
         self._state.put(which, state or {})
         if version != self._versions[0]:

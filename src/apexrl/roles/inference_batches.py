@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from apexrl.config import Config
 from apexrl.errors import WaitTimeout
-from apexrl.protocols import Acted, Agent, Context, State, StepWriter
+from apexrl.protocols import Acted, Context, State, StepWriter
 from apexrl.roles.action_check import ActionCheck
 from apexrl.roles.actor import FIRST_VERSION, VERSION, PriorityFn
 from apexrl.roles.env_arrays import EnvArrays
 from apexrl.roles.env_worker import IDLE
 from apexrl.roles.lag_throttle import LagThrottle
 from apexrl.roles.schedules import Exploration
-from apexrl.spec import Array, EnvSpec, is_observation
+from apexrl.spec import Array, EnvSpec, Field, is_observation
 
 if TYPE_CHECKING:
     from apexrl.links.local.inference import InferenceLink, Requests, RequestServer
@@ -127,6 +127,7 @@ class InferenceBatches:
         spec: EnvSpec,
         inference: InferenceLink,
         replay: Replay,
+        records: Mapping[str, Field],
         priorities: PriorityFn | None = None,
         most_waiting: int = 0,
     ) -> None:
@@ -137,7 +138,7 @@ class InferenceBatches:
         self._replay = replay
         self._priorities = priorities
         self._stacked = spec.stack > 1
-        self._check = ActionCheck(config.agent.agent, spec.action)
+        self._check = ActionCheck(config.agent.agent, spec.action, records)
         self._exploration = Exploration(context, config, spec.action, range(inference.workers), slots, envs)
         self._waiting = Waiting(context, config, inference, self._end, self._idle)
         self._turn = threading.Lock()  # to gather
@@ -175,13 +176,13 @@ class InferenceBatches:
         finally:
             self._turn.release()
 
-    def answer(self, batch: InferenceBatch, acted: Acted, version: int, agent: Agent) -> None:
-        """Send what ``agent`` has chosen, by weights of ``version``, to those who asked.
+    def answer(self, batch: InferenceBatch, acted: Acted, version: int) -> None:
+        """Send what was chosen, by weights of ``version``, to those who asked.
 
         Raises:
             AgentError: the first actions are none that the environments take, or what it records is not as declared.
         """
-        acted = Acted(*self._check.parts(acted, agent))
+        acted = Acted(*self._check.parts(acted))
         self._check.first(acted.actions, len(batch.exploration), version == FIRST_VERSION)
         with self._lock:
             self._under_way.difference_update(batch.requests.groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from apexrl.agents import recorded
 from apexrl.config import Config
 from apexrl.protocols import Agent, Context, WeightsReader
 from apexrl.roles.actor import FIRST_VERSION, wanted_priorities
@@ -55,6 +56,7 @@ class InferenceServer:
             spec=spec,
             inference=inference,
             replay=replay,
+            records=recorded(self._agent),
             priorities=priorities,
             most_waiting=most_waiting,
         )
@@ -68,7 +70,7 @@ class InferenceServer:
         batch = self._batches.next(random=self._random_start and self._weights.version == FIRST_VERSION)
         if batch is not None:
             acted = self._agent.act(batch.seen, batch.state, batch.exploration)
-            self._batches.answer(batch, acted, self._weights.version, self._agent)
+            self._batches.answer(batch, acted, self._weights.version)
         self._batches.report()
         return batch is not None
 

@@ -68,7 +68,9 @@ class ModelServer:
         self._model = model = SharedModel(context, config, spec, weights)
         if model.device.startswith("cuda"):
             replay.allocator = pinned  # the gather then writes where the device copies from
-        self._asked = asked = InferenceBatches(context, config=config, spec=spec, inference=inference, replay=replay)
+        self._asked = asked = InferenceBatches(
+            context, config=config, spec=spec, inference=inference, replay=replay, records=model.records
+        )
         learned = TrainingBatches(context, config, replay)
         random_start, limit = config.actor.random_start, settings.max_policy_lag
         self._trouble = threading.Event()
@@ -146,6 +148,5 @@ class Predictor:
             return False
         version = self._model.version
         refresh(self._agent)
-        acted = self._agent.act(batch.seen, batch.state, batch.exploration)
-        self._batches.answer(batch, acted, version, self._agent)
+        self._batches.answer(batch, self._agent.act(batch.seen, batch.state, batch.exploration), version)
         return True

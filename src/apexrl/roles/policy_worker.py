@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from apexrl.agents import recorded
 from apexrl.config import Config
 from apexrl.errors import AgentError
 from apexrl.links.local.server_assignment import ServerAssignment
@@ -48,7 +49,7 @@ class PolicyWorker:
         quicken_acting(self._agent, device)
         self._weights = NewestWeights(context, self._agent, weights)
         self._name = config.agent.agent
-        self._check = ActionCheck(self._name, spec.action)
+        self._check = ActionCheck(self._name, spec.action, recorded(self._agent))
         self._random_start = config.actor.random_start
         mine = inference.slots or range(inference.workers)
         self._exploration = Exploration(context, config, spec.action, mine, slots, envs)
@@ -81,7 +82,7 @@ class PolicyWorker:
         random = self._random_start and self._weights.version == FIRST_VERSION
         if random:
             exploration = np.full_like(exploration, np.inf)
-        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration), self._agent)
+        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration))
         self._check.first(actions, len(exploration), random)
         after = after or {}
         if after.keys() != self._states:

@@ -40,7 +40,7 @@ class SharedModel:
     """
 
     def __init__(self, context: Context, config: Config, spec: EnvSpec, weights: Weights) -> None:
-        from apexrl.agents import agent_class
+        from apexrl.agents import agent_class, recorded
 
         self.device = device_of(config, spec)
         self._make: Any = agent_class(config.agent.agent)
@@ -51,6 +51,7 @@ class SharedModel:
         self._agent: Any = self._make(spec, config.agent, self.device, context.seed)
         quicken_products(self._agent, config, self.device, config.wiring.training_min_batch)
         self.item: Item = getattr(self._agent, "item", Item())
+        self.records = recorded(self._agent)
         parts = config.agent.epochs * config.agent.minibatches
         self._splits = parts == 1 and all(hasattr(self._agent, name) for name in ("gradients", "apply"))
         checkpointing.restore(context, self._agent, weights, config.agent.agent, initial=config.learner.initial_weights)

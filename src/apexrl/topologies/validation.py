@@ -46,7 +46,9 @@ def validate(config: Config, given: Iterable[str] = (), elsewhere: bool = False)
     check_read(config, given)
     check_agent_games(config, given)
     config = with_own_settings(config, given)
-    if config.learner.initial_weights and config.actor.random_start and "random_start" not in given:
+    if config.learner.initial_weights and config.actor.random_start:
+        if "random_start" in given:
+            raise ConfigError("--random-start means nothing with --initial-weights, by which first actions are chosen")
         config = replace(config, actor=replace(config.actor, random_start=False))
     check_values(config, elsewhere)
     _check_metrics(config)

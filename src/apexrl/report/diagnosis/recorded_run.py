@@ -197,10 +197,11 @@ class RunRecord:
     @property
     def rose(self) -> bool:
         """Whether the later evaluations return more than the first, by three standard errors of its mean."""
-        if self.risen >= 1.0 or len(self.evaluations) < 2:
-            return self.risen >= 1.0
+        episodes = len(self.evaluations[0].returns) if self.evaluations else 0
+        if self.risen >= 0.5 or len(self.evaluations) < 2 or episodes < 2:  # one episode has no deviation
+            return self.risen >= 0.5
         before, after = self._began_and_ended
-        return after - before > 3.0 * self._spread / math.sqrt(max(1, len(self.evaluations[0].returns)))
+        return after - before > max(3.0 * self._spread / math.sqrt(episodes), 0.1 * abs(before))
 
     @property
     def _began_and_ended(self) -> tuple[float, float]:
