@@ -85,9 +85,9 @@ def train(
 ) -> Run:
     """Train an agent and wait until it is done.
 
-    In the main thread, Ctrl-C and SIGTERM end the run in good order, and the call returns, so a script goes on; the
+    In the main thread, Ctrl-C and SIGTERM end the run cleanly, and the call returns, so a script goes on; the
     run's ``summary["stopped_by"]`` is then ``interrupted``. In another thread they are the program's: they
-    end it and with it the run, without a last checkpoint. A callback ends it in good order.
+    end it and with it the run, without a last checkpoint. A callback ends it cleanly.
 
     Args:
         config: a ``Config``, or a preset's name; empty: agent, topology and settings that suit ``env``, which must be

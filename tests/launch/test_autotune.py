@@ -77,7 +77,7 @@ def test_workers_are_added_and_removed_while_the_run_goes_on(tmp_path: Path, scr
     assert watcher.summary["stopped_by"] == "callback"
     assert sorted(born(watcher)) == ["actor-0.0", "actor-1.0", "actor-1.1", "actor-2.0"]
     assert {1, 3} <= {len(actors(status)) for status in watcher.statuses} <= {1, 2, 3}
-    assert watcher.texts.count("closed actor-1 ") == 2  # it left in good order, and did so again at the end
+    assert watcher.texts.count("closed actor-1 ") == 2  # it left cleanly, and did so again at the end
     assert watcher.texts.count("closed actor-2 ") == 1
     assert watcher.summary["restarts"] == {"actor": 0, "learner": 0}
     seeds = [text.split()[3] for text in watcher.texts if text.startswith("born actor")]
@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_leave_is_killed(
     monkeypatch.setattr(supervisor, "_LEAVE_SECONDS", 0.3)
     script(2, 1)
     watcher = tune(tmp_path, {"1.0": "never stops"})
-    assert "actor-1 did not leave in good order: was killed by signal 9" in watcher.texts
+    assert "actor-1 did not leave cleanly: was killed by signal 9" in watcher.texts
     assert watcher.summary["restarts"]["actor"] == 0
     assert [values["setting"]["actor"] for values in watcher.said("tuning")] == [1, 2, 1]
 

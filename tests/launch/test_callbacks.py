@@ -1,4 +1,4 @@
-"""Callbacks watch and steer a run, and their errors end it in good order; what environments tell arrives everywhere."""
+"""Callbacks watch and steer a run, and their errors end it cleanly; what environments tell arrives everywhere."""
 
 from __future__ import annotations
 

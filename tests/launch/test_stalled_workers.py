@@ -77,7 +77,7 @@ def test_what_is_written_at_the_end_has_a_limit_of_its_own(tmp_path: Path) -> No
 
 def test_who_has_no_limit_at_the_end_does_not_stand_still_for_ever(tmp_path: Path) -> None:
     watcher = supervise(tmp_path, {"*": "never stops"}, role=Evaluator, count=1, stall_timeout=LIMIT)
-    assert any("evaluator-0 did not stop in good order: it stood still" in text for text in watcher.texts)
+    assert any("evaluator-0 did not stop cleanly: it stood still" in text for text in watcher.texts)
     assert all_gone(born(watcher))
 
 

@@ -36,7 +36,7 @@ def stop(path: str | Path, wait_seconds: float = 60.0, console: Console | None =
         by = ownership.holder(folder.path)
         raise ConfigError(
             f"whether {path} is being trained cannot be seen ({error.strerror}). If it is, then by {by}: kill PID "
-            "there ends it in good order"
+            "there ends it cleanly"
         ) from error
     if who is None or not who.here:
         found = ownership.holder(folder.path)

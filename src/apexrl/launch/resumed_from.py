@@ -60,7 +60,7 @@ def base_of(folder: RunFolder) -> Base:
 def check_ahead(stop: StopConfig, folder: RunFolder) -> None:
     """Refuse to resume a run that would end at once, before it overwrites the summary.
 
-    One that did not end in good order may go on, if only to its end.
+    One that did not end cleanly may go on, if only to its end.
 
     Raises:
         ConfigError: it has had what shall end it; the message names the setting.

@@ -48,7 +48,7 @@ class Ledger:
         self.config = config
         self.folder = folder
         self.stop_reason: str | None = None
-        self.failure: Exception | None = None  # of a callback; the run then stops in good order
+        self.failure: Exception | None = None  # of a callback; the run then stops cleanly
         self.finals: dict[str, Mapping[str, Any]] = {}  # final evaluations: of the `best` and of the `last` weights
         self._carriers: dict[str, Mapping[str, Any]] = {}
         self.carried: Mapping[str, Any] = {}  # between hosts: the newest totals of whoever carries

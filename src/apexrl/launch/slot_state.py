@@ -20,7 +20,7 @@ class SlotState:
         self.name = f"{node.name}-{index}"
         self.patience = RestartBudget(node.restarts)
         self.generation = -1
-        self.gone = False  # given up on, or ended in good order
+        self.gone = False  # given up on, or ended cleanly
         self.resting = False  # nobody is to serve here at present
         self.leaving_since: float | None = None  # monotonic seconds at which the present generation was asked to end
         self.restarts = 0  # generations that followed upon a failure

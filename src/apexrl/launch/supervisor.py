@@ -211,7 +211,7 @@ class Supervisor:
             if death.status == 0:
                 slot.last_error = ""
             else:
-                self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
+                self._ledger.tell(f"{slot.name} did not stop cleanly: {slot.headline}", "warning")
             if slot.errors and slot.node.traits.writes_checkpoints and self._failure is None:
                 trace = slot.errors[-1]["traceback"]
                 self._failure = fatal_error(slot.name, slot.errors) or WorkerError(
@@ -224,7 +224,7 @@ class Supervisor:
             self._give_up(slot, fatal)
         elif leaving:
             if slot.last_error:
-                self._ledger.tell(f"{slot.name} did not leave in good order: {slot.headline}", "warning")
+                self._ledger.tell(f"{slot.name} did not leave cleanly: {slot.headline}", "warning")
                 slot.last_error = ""
         elif (failure := slot.role_failure(role)) is not None:
             self._give_up(slot, failure)
@@ -277,7 +277,7 @@ class Supervisor:
                 self._kill(slot)
 
     def _watch_starter(self, now: float) -> None:
-        """End the run in good order when the fork server stands still."""
+        """End the run cleanly when the fork server stands still."""
         limit = max(self._config.stall_timeout, _STARTER_SECONDS) * (1.0 if self._server.ready else START)
         quiet = self._starter.look(self._server.beats, now)
         if self._config.stall_timeout and self._failure is None and quiet > limit:
@@ -322,7 +322,7 @@ class Supervisor:
         self._board.stop = HURRY if hurry else STOP
 
     def _heed_interrupts(self) -> None:
-        """The first interrupt stops the run in good order, the second at once."""
+        """The first interrupt stops the run cleanly, the second at once."""
         if self._interrupts.count == self._heeded:
             return
         again, self._heeded = self._heeded > 0, self._interrupts.count

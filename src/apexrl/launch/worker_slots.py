@@ -120,7 +120,7 @@ class Slot(SlotState):
         self.restart_at = now + self.patience.pause_seconds
 
     def dismiss(self, now: float) -> None:
-        """Ask the present worker, if there is one, to end in good order, and start no other until ``call``."""
+        """Ask the present worker, if there is one, to end cleanly, and start no other until ``call``."""
         self.resting = True
         if self.alive:
             self.row.dismiss(self.generation)

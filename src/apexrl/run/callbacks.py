@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from apexrl.config import Config
 
 Answer = bool | str | None
-"""True stops the run in good order; so does a text that is not empty, which becomes the reason in ``summary.json``."""
+"""True stops the run cleanly; so does a text that is not empty, which becomes the reason in ``summary.json``."""
 
 _OTHER_ENDS = ("interrupted", "error")
 """Reasons why a run stopped that is not done."""
@@ -102,7 +102,7 @@ class OpenRun:
         return self._steering.env_change
 
     def stop(self, reason: str = "callback") -> None:
-        """End the run in good order: with a last checkpoint and the final evaluations.
+        """End the run cleanly: with a last checkpoint and the final evaluations.
 
         Raises:
             ConfigError: ``reason`` is empty, no text, or ``interrupted`` or ``error``, which mean that it is not done.

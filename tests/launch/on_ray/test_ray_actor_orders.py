@@ -55,7 +55,7 @@ def test_actors_of_every_group_rest_and_are_called_again(world: World, tmp_path:
     assert "2 actors from now on, as apexrl scale asks; 4 before" in watcher.texts
     assert [len(world.of(RoleProcess, place)) for place in (1, 2)] == [3, 2]
     assert [len(world.of(GroupMemory, place)) for place in (1, 2)] == [1, 1]  # shards stay
-    assert not any("in good order" in text for text in watcher.texts)
+    assert not any("cleanly" in text for text in watcher.texts)
     assert set(watcher.status.restarts.values()) == {0}
 
 
@@ -128,7 +128,7 @@ def test_an_actor_that_does_not_leave_is_killed(world: World, tmp_path: Path, mo
 
     world.trouble = trouble
     watcher = run(tmp_path, Orders(tmp_path / "run", (4, [0, 2, 1, 3]), (3, [0, 2, 1])))
-    assert any(text.startswith("actor-3 did not leave in good order") for text in watcher.texts)
+    assert any(text.startswith("actor-3 did not leave cleanly") for text in watcher.texts)
     assert world.of(RoleProcess, 2)[1].killed
     assert watcher.status.restarts["actor"] == 0
 
@@ -156,4 +156,4 @@ def test_actors_of_a_real_run_end_and_begin_as_ordered(cluster: str, tmp_path: P
     summary, watcher = killing_runs.run(cluster, config, act, replay_shards=2)
     assert set(summary["restarts"].values()) == {0}
     assert summary["actors"] == 4
-    assert not watcher.said("in good order")
+    assert not watcher.said("cleanly")

@@ -48,7 +48,7 @@ def sampler(shards: Sequence[Shard], **options: Any) -> ShardedReplay:
 
 @contextmanager
 def serving(server: BatchServer) -> Iterator[BatchServer]:
-    """It steps in a thread of this process, which may only end in good order."""
+    """It steps in a thread of this process, which may only end cleanly."""
     stop, errors = threading.Event(), []
 
     def serve() -> None:

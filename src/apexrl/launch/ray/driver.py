@@ -308,7 +308,7 @@ class Driver:
                 ended = WorkerError(f"{slot.name} failed at the end:\n{slot.last_error}")
                 self._control.failure = fatal_error(slot.name, slot.errors) or ended
             else:
-                self._ledger.tell(f"{slot.name} did not stop in good order: {slot.headline}", "warning")
+                self._ledger.tell(f"{slot.name} did not stop cleanly: {slot.headline}", "warning")
             return
         role = [other for other in self._control.present_slots() if other.node.name == slot.node.name]
         fatal = fatal_error(slot.name, slot.errors)
@@ -316,7 +316,7 @@ class Driver:
             self._control.give_up(group, fatal, now)
         elif leaving:
             if slot.last_error:
-                self._ledger.tell(f"{slot.name} did not leave in good order: {slot.headline}", "warning")
+                self._ledger.tell(f"{slot.name} did not leave cleanly: {slot.headline}", "warning")
                 slot.last_error = ""
         elif (failure := slot.role_failure(role)) is not None:
             self._control.fail(failure)
@@ -343,7 +343,7 @@ class Driver:
         self._word = HURRY if self._control.failure is not None or self._ledger.hurried else STOP
         for slot in self._slots():
             slot.asked_at = 0.0
-            if slot.awaited(now) > self._longest:  # nobody is there who could end in good order
+            if slot.awaited(now) > self._longest:  # nobody is there who could end cleanly
                 kill(slot.handle)
                 slot.gone = True
                 slot.end(now, "killed", "")

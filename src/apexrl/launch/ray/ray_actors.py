@@ -227,7 +227,7 @@ class Report:
     busy_seconds: float = 0.0  # of the oldest environment call in progress
     quiet_seconds: float = 0.0  # since its loop went on, outside of environment calls
     pid: int = 0
-    status: int | None = None  # at the end: 0 in good order
+    status: int | None = None  # at the end: 0 cleanly
     said_at: float = 0.0  # by ``ownership.lease_clock`` of its machine
     printed: Printed = field(default_factory=Printed)  # since the report before
 

@@ -54,7 +54,7 @@ class RaySlot(SlotState):
         self._work_at_birth = self.work_done
 
     def dismiss(self, now: float) -> None:
-        """Ask the present worker, if there is one, to end in good order, and start no other until it is called."""
+        """Ask the present worker, if there is one, to end cleanly, and start no other until it is called."""
         self.resting = True
         if self.handle is not None:
             self.leaving_since = now
