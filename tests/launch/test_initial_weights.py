@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from recording_observer import Watcher
 
 import apexrl
 from apexrl.config import Config
@@ -146,3 +149,34 @@ def test_first_actions_are_not_random(tmp_path: Path) -> None:
 def test_the_path_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert override(Config(), {"initial_weights": "runs/a"}).learner.initial_weights == str(tmp_path / "runs" / "a")
+
+
+class Fading(gym.Env[Any, Any]):
+    """Episodes of four steps whose returns fall from one to the next: the first evaluation is the best."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+    episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        Fading.episodes += 1
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(2, np.float32), -float(Fading.episodes), self._steps == 4, False, {}
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["new_weights", "initial_weights"])
+def test_the_best_weights_may_be_those_that_it_began_with(tmp_path: Path, begins: bool) -> None:
+    common = {"env": Fading, "eval_period_steps": 8}
+    launch(config_for(tmp_path, "source", updates=5, **common))
+    given = {"initial_weights": str(tmp_path / "source")} if begins else {}
+    seen = Watcher()
+    summary = launch(config_for(tmp_path, "tuned", env_steps=120, **common, **given), [seen])
+    about = json.loads((tmp_path / "tuned" / "checkpoints" / "best.json").read_text())
+    assert summary["updates"] > 0
+    assert (about["updates"] == 0) == begins  # random weights count no more when others were evaluated
+    assert summary["best_eval_return"] == about["eval_return"]

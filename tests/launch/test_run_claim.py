@@ -191,6 +191,17 @@ def test_a_run_that_has_had_its_updates_goes_on_with_more(tmp_path: Path) -> Non
     assert again(config, updates=8).summary["updates"] >= 8
 
 
+def test_a_run_with_defaults_goes_on_to_a_later_end(tmp_path: Path) -> None:
+    """They derive from it for how many steps ε falls."""
+    words = (
+        "train --env CartPole-v1 --agent dqn --topology apex --serial --resume-or-start --eval-episodes 1 --name run"
+    )
+    for env_steps in (400, 800):
+        assert main([*words.split(), "--out", str(tmp_path), "--min-size", "50", "--env-steps", str(env_steps)]) == 0
+        assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= env_steps
+    assert main([*words.split(), "--out", str(tmp_path), "--min-size", "60", "--env-steps", "900"]) == 2
+
+
 def test_a_killed_command_goes_on_when_it_is_repeated(tmp_path: Path) -> None:
     config = small(tmp_path, stop=ENDLESS)
     process = command(config, tmp_path, "--resume-or-start")

@@ -389,3 +389,30 @@ def test_counters_fit_the_items_when_others_write_meanwhile(tmp_path, options, b
             stats = loaded.stats()
             assert stats["inserted"] - stats["evicted"] - stats["deleted"] == stats["size"] == len(loaded) > 0
             assert stats["inserted"] >= 420
+
+
+def write_on(replay, stop):
+    writer, first = replay.writer(), 0
+    while not stop.is_set():
+        writer.extend(rows(first, 20), priorities=np.linspace(0.1, 5.0, 20))
+        first += 20
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("options", [{"sampler": "uniform"}, {"alpha": 0.6, "remover": "proportional"}], ids=str)
+def test_counters_fit_the_items_when_a_file_holds_more_than_the_capacity(tmp_path, options):
+    """What another process inserts between two blocks; the loader removes it."""
+    stop = SPAWN.Event()
+    with Replay(3000, FIELDS, writers=2, **options) as replay:
+        process = SPAWN.Process(target=write_on, args=(replay, stop), daemon=True)
+        process.start()
+        try:
+            assert len(replay.sample(32, timeout=60.0)) == 32
+            for _ in range(25):
+                replay.save(tmp_path / "snapshot")
+                with Replay.load(tmp_path / "snapshot") as loaded:
+                    stats = loaded.stats()
+                    assert stats["inserted"] - stats["evicted"] - stats["deleted"] == stats["size"]
+        finally:
+            stop.set()
+            process.join()

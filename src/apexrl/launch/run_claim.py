@@ -23,6 +23,10 @@ HELD_SECONDS: Final = 60.0
 _OPEN_ENDED = (None, "error", "interrupted")  # what a summary says of a run that was not done
 
 
+_BY_ENV_STEPS: Final = ("exploration_steps", "anneal", "reset_until_updates")
+"""Settings for which the default recipe looks at ``env_steps``."""
+
+
 @dataclass
 class Claim:
     """A run folder whose lock this process has, until ``close``."""
@@ -150,12 +154,14 @@ def settle(claim: Claim) -> Claim:
 
 
 def _differences(known: Config, given: Config) -> Iterator[str]:
-    """Settings that are not the same, in words; what ends a run, and where it lies, may differ."""
+    """Settings that are not the same, in words. What ends a run, what the default recipe derives from that, and where
+    it lies may differ."""
     there, here = _flat(known), _flat(given)
+    derived = _BY_ENV_STEPS if known.recipe == given.recipe == "default" else ()
     for name in there.keys() | here.keys():
         group, _, setting = name.partition(".")
         settled = name == "actor.actor_slots" and not here.get(name)  # 0: the launcher chooses
-        if group in ("stop", "name", "out") or settled:
+        if group in ("stop", "name", "out") or settled or setting in derived:
             continue
         if there.get(name) != here.get(name):
             yield f"{setting or group} is {there.get(name)!r} there, {here.get(name)!r} here"

@@ -69,7 +69,8 @@ class Ledger:
         self.env_change = EnvChange()
         self._carry: Callable[[bytes], None] | None = None  # what tells workers of it
         self._returns = LatestReturns()
-        self._untrained = not base.best_updates  # whether no update had changed the best weights
+        # whether the best weights were never trained
+        self._untrained = not (base.best_updates or config.learner.initial_weights)
         self._not_saved: list[str] = []
         self._rules = StopRules(config.stop, base.best_eval_return)
         self._told_of_episodes = LatestEpisodes()

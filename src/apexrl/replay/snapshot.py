@@ -230,7 +230,7 @@ def restored(
         )
         core.own()
         if not consumes(core.options):
-            _balance(core, kept)
+            _balance(core)
         native.restore_draws(head["batches"], head["rng"])
         limiter = [head["limiter"][k] for k in _LIMITER]
         native.set_limiter(*limiter[:3])
@@ -242,13 +242,14 @@ def restored(
     return core
 
 
-def _balance(core: ReplayCore, kept: Mapping[str, Any]) -> None:
+def _balance(core: ReplayCore) -> None:
     """The counters are of when the copy began, and items came and went while it was made: those that are missing count
     as evicted, those that are too many as inserted."""
-    inserted, evicted, deleted = kept["inserted"], kept["evicted"], kept.get("deleted", 0)
-    if missing := inserted - evicted - deleted - core.native.size():
+    size, now = core.native.size(), core.native.counters()  # this order: the size removes what is above the capacity
+    inserted, evicted, deleted = now["inserted"], now["evicted"], now["deleted"]
+    if missing := inserted - evicted - deleted - size:
         inserted, evicted = inserted + max(0, -missing), evicted + max(0, missing)
-        core.native.restore_counters(inserted, kept["sampled"], evicted, deleted, kept["max_priority"])
+        core.native.restore_counters(inserted, now["sampled"], evicted, deleted, now["max_priority"])
 
 
 def blocks(file: io.FileIO, path: Path, entry_bytes: int | None, size: int) -> Iterator[tuple[NDArray[np.uint8], int]]:

@@ -59,6 +59,7 @@ class Evaluator:
         self._settings = settings
         self._serial = config.serial
         self._gamma = config.agent.gamma
+        self._begins_trained = bool(config.learner.initial_weights)
         self._check = ActionCheck(config.agent.agent, spec.action)
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
@@ -192,7 +193,7 @@ class Evaluator:
     def _judge_newer(self) -> bool:
         """Judge weights that came after all evaluations: in a short run the last update may change much. Whether they
         are the best."""
-        if not self._judges_more() or not self._pull() or not self._newest.updates:
+        if not self._judges_more() or not self._pull() or not self._trained(self._newest):
             return False
         trial = self._begin(self._seed())
         if self._finish(trial):
@@ -240,7 +241,7 @@ class Evaluator:
     def _outdated(self, trial: Trial) -> bool:
         """Whether a trial of weights that no update has changed takes long, and there are others. Policies that have
         learned nothing may play the longest episodes."""
-        if self._serial or self._by_steps or self._newest.updates or not self._context.total("updates"):
+        if self._serial or self._by_steps or self._trained(self._newest) or not self._context.total("updates"):
             return False
         return trial.late(_UNTRAINED_SECONDS) and self._weights.latest(newer_than=self._newest.version) is not None
 
@@ -292,11 +293,15 @@ class Evaluator:
     def _judge(self, trial: Trial) -> None:
         self._context.count(evaluations=1)
         self._time.played(trial)
-        first = self._newest.updates > 0 and self._best is not None and not self._best.updates
+        first = self._trained(self._newest) and self._best is not None and not self._trained(self._best)
         if first or trial.mean >= self._best_return:  # of equals the newest, which has seen most
             self._keep(self._newest, trial.mean)
-            self._judged_by = len(trial.returns) if self._newest.updates else 0
+            self._judged_by = len(trial.returns) if self._trained(self._newest) else 0
         self._send(trial, self._newest)
+
+    def _trained(self, candidate: Candidate) -> bool:
+        """Whether weights are of this run's updates, or of those of another run, with which it began."""
+        return candidate.updates > 0 or self._begins_trained
 
     def _keep(self, candidate: Candidate, mean: float) -> None:
         self._best, self._best_return = candidate, mean
@@ -325,7 +330,7 @@ class Evaluator:
             version, env_steps, updates = (int(found.metadata[name]) for name in ("version", "env_steps", "updates"))
             self._best = Candidate(version, found.arrays, env_steps, updates)
             self._best_return = float(found.metadata["eval_return"])
-            self._judged_by = self._settings.eval_episodes if updates else 0
+            self._judged_by = self._settings.eval_episodes if self._trained(self._best) else 0
 
     def _send(self, trial: Trial, candidate: Candidate, weights: Literal["", "best", "last"] = "") -> None:
         """Tell what was measured. ``weights``: whose final evaluation it is; empty: it is none."""
