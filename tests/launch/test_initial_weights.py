@@ -107,8 +107,13 @@ def test_other_networks_are_refused_before_anything_is_made(
 
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     run = source(tmp_path)
-    with pytest.raises(ConfigError, match="there is no such run folder or file"):
+    with pytest.raises(ConfigError, match=r"there is no such run folder or \.safetensors file"):
         probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match=r"no such run folder or \.safetensors file"):
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(run / "config.toml")))
+    with pytest.raises(ConfigError, match=r"--initial-weights s3://bucket/run is a URL: copy the run to this machine"):
+        probe_beginning(config_for(tmp_path, "tuned", initial_weights="s3://bucket/run"))
+    assert probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(run / "checkpoints"))).weights_nbytes > 0
     state = checkpoint.latest(RunFolder(run).checkpoints)
     with pytest.raises(ConfigError, match=r"a learner's whole state: give best\.safetensors, or its run"):
         probe_beginning(config_for(tmp_path, "tuned", initial_weights=str(state)))

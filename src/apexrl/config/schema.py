@@ -221,7 +221,7 @@ class LearnerConfig:
     """Write the replay beside the final checkpoint, so that resume goes on with it."""
 
     def __post_init__(self) -> None:
-        if self.initial_weights:  # a run may be resumed from another working folder
+        if self.initial_weights and "://" not in self.initial_weights:  # may be resumed from another working folder
             object.__setattr__(self, "initial_weights", str(expanded(self.initial_weights).absolute()))
 
 

@@ -111,13 +111,15 @@ def take_up_initial(agent: Agent, initial: str, name: str) -> Path:
         SpecError: it is of another agent or network.
     """
     path = Path(initial)
+    if "://" in initial:
+        raise ConfigError(f"--initial-weights {initial} is a URL: copy the run to this machine and give its folder")
     if path.is_dir():
-        folder = RunFolder(path).checkpoints
+        folder = RunFolder(path).checkpoints if RunFolder(path).checkpoints.is_dir() else path
         if (found := checkpoint.best(folder)) is None:
             raise ConfigError(f"--initial-weights {path}: there are no best weights in {folder}")
         path = found
-    elif not path.is_file():
-        raise ConfigError(f"--initial-weights {path}: there is no such run folder or file")
+    elif not path.is_file() or path.suffix != ".safetensors":
+        raise ConfigError(f"--initial-weights {path}: there is no such run folder or .safetensors file")
     taken = checkpoint.load(path)
     if taken.kind != "weights":
         raise ConfigError(f"--initial-weights {path} holds a learner's whole state: give {checkpoint.BEST}, or its run")

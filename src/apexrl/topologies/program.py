@@ -225,13 +225,13 @@ class Program:
         ``least``: that are enough; ``moves``: they may run on other hosts.
 
         Raises:
-            ValueError: there is such a role already, or it would have no worker.
+            ValueError: there is such a role already, or the count is negative.
         """
         name = name or traits_of(factory).name or getattr(factory, "__name__", type(factory).__name__).lower()
         if any(node.name == name for node in self.nodes):
             raise ValueError(f"the program has a role {name!r} already; raise its count instead")
-        if count < 1:
-            raise ValueError(f"role {name!r} with count {count} has no worker: give 1 or more, or leave the role out")
+        if count < 0:
+            raise ValueError(f"role {name!r} cannot have {count} workers: give 0 or more")
         node = Node(name, factory, count, ports, restarts, env_timeout, nice, most=most, least=least, moves=moves)
         self.nodes.append(node)
         return node
