@@ -193,7 +193,9 @@ def metavar(hint: Any) -> str:
     shown = next((one.metavar for one in annotations_of(hint) if getattr(one, "metavar", None)), None)
     plain = typing.get_args(hint)[0] if annotations_of(hint) else hint
     given = [one for one in typing.get_args(plain) if one is not type(None)]  # None: the flag was not given
-    return code(shown) if shown else kind(given[0] if len(given) == 1 else plain)
+    if len(given) == 1 and given[0] is not str:
+        return kind(given[0])
+    return code(shown) if shown else kind(given[0] if given == [str] else plain)
 
 
 def positional(flags: type[Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import apexrl
 from apexrl import api
-from apexrl.cli import flags, train_flags
+from apexrl.cli import flags, resume_flags, train_flags
 from apexrl.config import Config
 from apexrl.config.placement import Ray, Redis
 from apexrl.errors import ConfigError
@@ -136,8 +136,8 @@ def test_the_flags_of_resume_are_told_apart(tmp_path: Path) -> None:
     remember(Ray("auto", actor_cpus=0.5), tmp_path)
 
     def placement(*words: str) -> Any:
-        return train_flags.resume_placement(
-            flags.parse(train_flags.Resume, [str(tmp_path), *words], "resume"), tmp_path
+        return resume_flags.resume_placement(
+            flags.parse(resume_flags.Resume, [str(tmp_path), *words], "resume"), tmp_path
         )
 
     assert placement() == Ray("auto", actor_cpus=0.5)

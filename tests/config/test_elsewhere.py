@@ -51,3 +51,16 @@ def test_so_is_a_line_of_a_file(text: str, name: str, ours: str) -> None:
     told = f"unknown setting '{name}': here it is '{ours}', which belongs in the section"
     with pytest.raises(ConfigError, match=told):
         from_toml(text, "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--total-timesteps", "1000"], "there is no --total-timesteps: here it is --env-steps"),
+        (["--no-double"], "a resumed run keeps its --double: leave --double out. For another value"),
+        (["--lr=0.1"], "a resumed run keeps its --learning-rate: leave --lr out. For another value"),
+    ],
+)
+def test_what_resume_does_not_change(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "runs/none", *words]) == 2
+    assert told in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import apexrl
-from apexrl.cli import train_flags
+from apexrl.cli import resume_flags, train_flags
 from apexrl.config.placement import Listen, Redis
 from apexrl.errors import ConfigError
 from apexrl.links.tokens import TOKEN, read_token
@@ -91,10 +91,10 @@ def test_train_may_listen_for_environment_workers(monkeypatch: pytest.MonkeyPatc
 def test_a_resumed_run_makes_no_token(tmp_path: Path) -> None:
     mistyped = tmp_path / "tokn"
     with pytest.raises(ConfigError, match="No such file"):
-        train_flags.resume_placement(train_flags.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
+        resume_flags.resume_placement(resume_flags.Resume("run", listen=":7000", token_file=str(mistyped)), tmp_path)
     assert not mistyped.exists()
     with pytest.raises(ConfigError, match="--token-file means nothing without --listen"):
-        train_flags.resume_placement(train_flags.Resume("run", token_file=str(mistyped)), tmp_path)
+        resume_flags.resume_placement(resume_flags.Resume("run", token_file=str(mistyped)), tmp_path)
 
 
 @pytest.mark.parametrize(

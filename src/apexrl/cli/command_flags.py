@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import tyro
 
-from apexrl.cli import browser_flags, dataset_flags, folder_flags, host_flags, sweep_flags, train_flags
+from apexrl.cli import browser_flags, dataset_flags, folder_flags, host_flags, resume_flags, sweep_flags, train_flags
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -44,7 +44,7 @@ class Completion:
 FLAGS: Final[Mapping[str, type[Any]]] = {
     "train": train_flags.Train,
     "eval": folder_flags.Eval,
-    "resume": train_flags.Resume,
+    "resume": resume_flags.Resume,
     "compare": train_flags.Compare,
     "sweep": sweep_flags.Sweep,
     "sweep show": sweep_flags.SweepShow,

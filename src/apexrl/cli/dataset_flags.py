@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from apexrl.cli.host_flags import Modules
+from apexrl.cli.host_flags import GivenActions, GivenFloat, Modules
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Record:
     """Seed of the environments; training and apexrl eval use others."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
     """Weights: those of the best evaluation, the last ones, or a checkpoint file."""
-    actions: Literal["greedy", "sampled"] | None = None
+    actions: GivenActions = None
     """greedy: the best action, or the policy's mode; sampled: drawn from the policy."""
-    epsilon: float | None = None
+    epsilon: GivenFloat = None
     """Probability that an action is uniformly random instead."""
     trust: Modules = ()
     """Module or package whose environments, agents and networks the folder may name.
@@ -82,7 +82,7 @@ class Ope:
     """fqe: fitted Q evaluation. is, wis: importance sampling of whole episodes, plain and weighted.
     pdis, wpdis: the same of each decision. May be given several times.
     Default: fqe, and of discrete actions wis and wpdis where they can be."""
-    gamma: float | None = None
+    gamma: GivenFloat = None
     """Discount. Default: the run's."""
     epsilon: float = 0.0
     """Probability that the agent's discrete action is uniformly random instead."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from apexrl.cli.host_flags import Modules
+from apexrl.cli.host_flags import GivenActions, GivenFloat, GivenInt, Modules
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,21 @@ class Eval:
     """Run folder, as printed at the end of apexrl train; or a published agent, hf:USER/NAME (needs apexrl[hub])."""
     episodes: int = 20
     """Episodes to play."""
-    video: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder for videos of the episodes (needs apexrl[video], and an environment that renders rgb_array)."""
+    video: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Folder for videos of the episodes (needs apexrl[video], and an environment that renders rgb_array).
+    Default: no videos."""
     seed: int = 1_000_000_007
     """Seed of the environments; training uses others."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="best|latest|FILE")] = "best"
     """Weights to play with: those of the best evaluation, the last ones, or a checkpoint file."""
-    actions: Literal["greedy", "sampled"] | None = None
+    actions: GivenActions = None
     """greedy: the best action, or the policy's mode; sampled: drawn from the policy.
     Default: as in the run's own evaluations; likewise for the next three."""
-    epsilon: float | None = None
+    epsilon: GivenFloat = None
     """Probability that an action is uniformly random instead."""
-    sticky: float | None = None
+    sticky: GivenFloat = None
     """Probability that an environment repeats its previous action."""
-    noops: int | None = None
+    noops: GivenInt = None
     """Most no-ops (action 0) at the start of an episode."""
     trust: Modules = ()
     """Module or package whose environments, agents and networks the folder may name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,6 +22,13 @@ RunName = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Address = Annotated[str, tyro.conf.arg(metavar="HOST:PORT")]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
 Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
+
+# Not given is None, of which the description says what it means.
+GivenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+GivenFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+GivenActions = Annotated[
+    Literal["greedy", "sampled"] | None, tyro.conf.arg(metavar="greedy|sampled", help_behavior_hint="")
+]
 
 
 @dataclass(frozen=True)

@@ -214,9 +214,9 @@ def _envs(words: list[str]) -> int:
 
 def _resume(words: list[str]) -> int:
     """resume a run in its own folder"""
-    from apexrl.cli import flags, train_flags
+    from apexrl.cli import resume_flags
 
-    wanted = flags.parse(train_flags.Resume, words, "resume")
+    wanted = resume_flags.parse_resume(words)
     from apexrl.api import restored
     from apexrl.run.folder import RunFolder
 
@@ -224,10 +224,10 @@ def _resume(words: list[str]) -> int:
     folder = RunFolder.open(path)
     folder.check_links()
     command = f"apexrl resume {wanted.run}"
-    config = train_flags.resumed(folder.config(), wanted)
+    config = resume_flags.resumed(folder.config(), wanted)
     config = entrusted(config, wanted.trust, str(folder.config_path), command=command)
     wanted = dataclasses.replace(wanted, checkpoint_url=url)
-    return _run(config, folder.path, train_flags.resume_placement(wanted, folder.path), wanted)
+    return _run(config, folder.path, resume_flags.resume_placement(wanted, folder.path), wanted)
 
 
 def _run(config: Config, resume: Path | None, placement: Placement | None, watch: RunFlags, again: bool = False) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from apexrl.cli.flags import registry
-from apexrl.cli.host_flags import Modules
+from apexrl.cli.host_flags import GivenInt, Modules
 from apexrl.cli.train_flags import settings_given
 from apexrl.config.settings import flag
 from apexrl.errors import ConfigError
@@ -34,7 +34,7 @@ class Sweep:
 
     study: Annotated[str, tyro.conf.arg(metavar="NAME|DIR")] = ""
     """Folder of the study; a plain name is one in sweeps/. Default: that of the preset or the environment."""
-    trials: int | None = None
+    trials: GivenInt = None
     """Trials in all, those that failed or were ended early included. Default: 30; with --resume as before."""
     over: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW..HIGH|=A,B] …")] = ()
     """Settings to search, each around the value that the run would have, in a range, or among choices.

@@ -1,4 +1,4 @@
-"""The commands ``train``, ``learner``, ``resume`` and ``compare``: their flags, and what they mean."""
+"""The commands ``train``, ``learner`` and ``compare``: their flags, and what they mean."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 from apexrl.agents.setting_relevance import check_in_use
 from apexrl.cli.flags import offering, plain_group, registry
-from apexrl.cli.host_flags import RunName
+from apexrl.cli.host_flags import GivenFloat, GivenInt, RunName
 from apexrl.cli.observer_flags import ObserverFlags
 from apexrl.cli.placement_flags import PlacementFlags, other_hosts
 from apexrl.config import Config
@@ -22,10 +22,8 @@ from apexrl.config.placement import RAY_FLAGS, Placement, Ray
 from apexrl.config.settings import as_flag, flag, settings_of
 from apexrl.config.trust import entrusted, named
 from apexrl.errors import ConfigError
-from apexrl.launch.ray import resources
-from apexrl.launch.ray.resources import HERE, actors_range
+from apexrl.launch.ray.resources import actors_range
 from apexrl.presets.unseen import LOOKED_AT
-from apexrl.run.log_lines import LogFormat
 from apexrl.topologies import placements
 from apexrl.topologies.validation import check_read, own_settings, validate
 
@@ -69,45 +67,6 @@ class Train(RunFlags, Config):
 
 
 @dataclass(frozen=True)
-class Resume(RunFlags):
-    """Resume a run that has stopped: its weights, optimizer, counters, and the replay if it was saved.
-
-    Give a new limit: the one that ended the run has been reached.
-    """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as printed at the end of apexrl train; or the URL of its copies, which are brought to --out first."""
-    out: str = "runs"
-    """Folder that holds the run folders, for a RUN that is a URL."""
-    env_steps: int | None = None
-    """New limit of environment steps, counted from the first start; 0: no limit. Default: as before."""
-    updates: int | None = None
-    """New limit of learner updates, counted from the first start; 0: no limit. Default: as before."""
-    minutes: float | None = None
-    """New limit of minutes of training, counted from the first start; 0: no limit. Default: as before."""
-    schedule_env_steps: int | None = None
-    """Environment steps of schedules, counted from the first start; 0: as the limit. Default: as before."""
-    stop_at_return: Annotated[float | Literal["none"] | None, tyro.conf.arg(metavar="FLOAT|none")] = None
-    """New mean return of an evaluation at which to stop; none: no goal. Default: as before."""
-    log_format: LogFormat | None = None
-    """Format of lines that are printed, and of the logs of roles. Default: as before."""
-    run_name: Annotated[str, tyro.conf.arg(name="run", metavar="NAME")] = ""
-    """The run's name on the Redis server; empty: as before."""
-    ray: Annotated[str, tyro.conf.arg(metavar="auto|local|HOST:PORT|none")] = ""
-    """Ray cluster to resume on (default: the previous one); none: this machine alone."""
-    actor_cpus: float | None = None
-    """CPUs that Ray reserves for each actor. Default: as before."""
-    learner_gpus: float | None = None
-    """GPUs that Ray reserves for each learner. Default: as before."""
-    inference_gpus: float | None = None
-    """GPUs that Ray reserves for each inference server, policy worker or model server. Default: as before."""
-    learner_nodes: int | None = None
-    """Nodes of the Ray cluster over which the learners are spread. Default: as before."""
-    replay_shards: int | None = None
-    """Shards of the replay, each beside a group of actors. Default: as before."""
-
-
-@dataclass(frozen=True)
 class Compare:
     """Run topologies, agents, or both, one after another, and compare the results in a table and pictures.
 
@@ -126,9 +85,9 @@ class Compare:
     Default: for each topology one that it runs, the preset's if possible."""
     seeds: int = 3
     """Number of runs of each, with seeds 1, 2, …"""
-    minutes: float | None = None
+    minutes: GivenFloat = None
     """Minutes of training of each run. Without this and --env-steps, the preset's limits hold."""
-    env_steps: int | None = None
+    env_steps: GivenInt = None
     """Environment steps of each run."""
     until_goal: bool = False
     """End a run also when it reaches the preset's return, or that of --stop-at-return."""
@@ -166,7 +125,7 @@ def parse_compare(words: Sequence[str]) -> tuple[Compare, list[str]]:
         "save_replay": "runs that came to their end are not resumed",
     }
     for word in rest:
-        if (name := _setting(word)) in instead:
+        if (name := setting_of(word)) in instead:
             raise ConfigError(f"{word.partition('=')[0]} means nothing to apexrl compare: {instead[name]}")
     return wanted, rest
 
@@ -189,7 +148,7 @@ def parse_train(
         )
     agent, topology = start.agent.agent, start.topology
     words = _with_range(words)
-    given = [_setting(word) for word in words]
+    given = [setting_of(word) for word in words]
     _check_imports(start, words, given, word)
     if "recipe" in given and (word or start.preset):
         raise ConfigError(f"--recipe is for a run without a preset or a file: {word or start.preset} has its settings")
@@ -285,12 +244,12 @@ def look_of_file(words: Sequence[str], start: Config, word: str) -> Config:
 
 def settings_given(words: Sequence[str]) -> list[str]:
     """The settings of which there are flags among ``words``."""
-    return [name for name in map(_setting, words) if name]
+    return [name for name in map(setting_of, words) if name]
 
 
 def resumes_or_starts(words: Sequence[str]) -> bool:
     """Whether ``--resume-or-start`` is among the flags of ``train`` or ``learner``."""
-    said = [word for word in words if _setting(word) == "resume_or_start"]
+    said = [word for word in words if setting_of(word) == "resume_or_start"]
     return bool(said) and not said[-1].startswith("--no-")
 
 
@@ -345,7 +304,7 @@ def _with_range(words: Sequence[str]) -> Sequence[str]:
         if name != "--actors" or ":" not in value:
             continue
         least, most = actors_range(value)
-        names = [_setting(other) for other in words]
+        names = [setting_of(other) for other in words]
         if "ray" not in names:
             raise ConfigError(
                 f"--actors {value} grows and shrinks with a cluster, and means nothing without --ray. On one machine "
@@ -357,27 +316,6 @@ def _with_range(words: Sequence[str]) -> Sequence[str]:
     return words
 
 
-def _setting(word: str) -> str:
+def setting_of(word: str) -> str:
     """The setting that a flag is of: ``double`` of ``--no-double``; nothing where ``word`` is no flag."""
     return word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") if word[:2] == "--" else ""
-
-
-def resumed(config: Config, wanted: Resume) -> Config:
-    """A run's configuration with what the flags of ``resume`` change."""
-    given: dict[str, Any] = {
-        name: None if value == "none" else value
-        for name in ("env_steps", "updates", "minutes", "schedule_env_steps", "stop_at_return")
-        if (value := getattr(wanted, name)) is not None
-    }
-    log_format = wanted.log_format or config.log_format
-    return dataclasses.replace(config, stop=dataclasses.replace(config.stop, **given), log_format=log_format)
-
-
-def resume_placement(wanted: Resume, folder: Path) -> Placement | None:
-    """Where other hosts may join a resumed run, or the cluster that it resumes on; None: nowhere."""
-    hosts = wanted.listen or wanted.redis or wanted.run_name
-    if wanted.ray and hosts:
-        raise ConfigError("--ray runs on a cluster, --redis and --listen over hosts: give one of them")
-    resources_wanted = {name: getattr(wanted, name) for name in RAY_FLAGS}
-    cluster = resources.resumed(folder, HERE if hosts else wanted.ray, **resources_wanted)
-    return cluster or other_hosts(wanted, wanted.run_name, actors=None, make=False)
