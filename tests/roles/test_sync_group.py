@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,17 @@ def test_an_update_is_that_of_the_mean_gradient_clipped_as_a_whole(together: Tog
         np.testing.assert_allclose(together.parameters()[0], expected, rtol=0, atol=0)
     for queue in queues:
         queue.close()
+
+
+def test_the_others_begin_with_initial_weights_as_the_first_does(stage: Any, tmp_path: Path) -> None:
+    wanted = ActorCritic(SPEC, CONFIG.agent, seed=7)
+    checkpoint.save_weights(tmp_path / "begin.safetensors", wanted.weights(), {"updates": 3})
+    made = Together(stage, override(CONFIG, {"initial_weights": str(tmp_path / "begin.safetensors")}))
+    for queue in made.queues:
+        queue.close()
+    expected = wanted.networks["policy_value"].parameters.vector.numpy()
+    for parameters in made.parameters():
+        np.testing.assert_array_equal(parameters, expected)
 
 
 def test_the_first_publishes_counts_and_keeps(together: Together) -> None:

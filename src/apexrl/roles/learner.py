@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from apexrl.config import Config
@@ -94,6 +95,10 @@ class Learner:
             )
 
         updates = context.total("updates")
+        initial = settings.initial_weights
+        if initial and not (self._leads or elsewhere or updates) and Path(initial).exists():
+            # as the leading learner has begun, without which the first update may be made
+            checkpointing.take_up_initial(self._agent, initial, config.agent.agent)
         learned = updates > 0 or weights.version > FIRST_VERSION
         # A learner restarted before its first update has the weights that the board holds: nothing to publish.
         self._version = max(weights.version, updates) + 1 if learned else FIRST_VERSION
