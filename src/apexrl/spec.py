@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from apexrl import image_shapes
 from apexrl.errors import AgentError, SpecError
 
 Array = NDArray[np.generic]
@@ -30,9 +31,6 @@ TEAM, PRESENT = "observation/agents", "observation/present"
 below it; and who takes part, [k]."""
 LENGTH = "/length"
 """Behind the name of a ragged field: the field of its lengths."""
-
-SHORTEST_IMAGE_SIDE = 5
-"""Pixels; what has a shorter side is a vector."""
 
 ACHIEVED_GOAL, DESIRED_GOAL = "observation/achieved_goal", "observation/desired_goal"
 """What a goal environment shows besides (gymnasium-robotics' ``GoalEnv``)."""
@@ -389,12 +387,8 @@ class EnvSpec:
         """Whether a field is encoded by convolutions over its numbers: three dimensions, or two of uint8, as one agent
         sees it; not where a side is too short for them, as of tic-tac-toe's board."""
         field = self.each_sees(name)
-        shaped = len(field.shape) == 3 or (len(field.shape) == 2 and field.dtype == "uint8")
-        if not shaped or name in self.padded or name in self.categories:
-            return False
-        shape = field.shape  # [H, W], [H, W, C] or [C, H, W]; C is taken to be the smaller end
-        sides = shape if len(shape) == 2 else shape[:2] if shape[-1] <= shape[0] else shape[1:]
-        return min(sides) >= SHORTEST_IMAGE_SIDE
+        known = name in self.padded or name in self.categories
+        return not known and image_shapes.is_image(field.shape, field.dtype)
 
 
 def past_missing(spec: EnvSpec, given: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from row_streams import streams
 from apexrl.config import EnvConfig
 from apexrl.envs import VectorEnv, env_spec_and_limit, make_vector
 from apexrl.envs.lockstep import LoopRows
+from apexrl.envs.make import shrinks_images
 from apexrl.envs.native_rows import NativeRows
 from apexrl.errors import EnvError
 
@@ -134,6 +135,9 @@ def test_single_environments_are_preferred_where_a_step_would_be_lost() -> None:
         assert env_spec_and_limit(together) == (make_vector(EnvConfig(env=Walk), 1, 0).spec, None)
         with pytest.raises(EnvError, match=r"vectorised form only.*leave out last_action_reward"):
             make_vector(EnvConfig(env="WalkTogether-v0", last_action_reward=True), 2, 0)
+        with pytest.raises(EnvError, match=r"vectorised form only.*leave out image_size"):
+            make_vector(EnvConfig(env="WalkTogether-v0", image_size=84), 2, 0)
+        assert not shrinks_images(together)
     finally:
         del gym.registry["Walk-v0"], gym.registry["WalkTogether-v0"]
 

@@ -27,6 +27,7 @@ from apexrl.agents.env_facts import EnvFacts
 from apexrl.config.settings import names_of
 
 _RANDOM_EPISODES = 3
+_LARGEST_IMAGE_SIDE, _IMAGE_SIZE = 128, 84  # ours; the size of Atari's (Mnih et al. 2015)
 _CATEGORIES_PERIOD = 100
 """Updates between copies of the target where observations are categories alone. Values travel a step a copy: with 500,
 52 episodes of CliffWalking's first 40,000 steps reached the goal, with 100 there were 464."""
@@ -230,6 +231,9 @@ def default_settings(
         env_steps: of the run; 0: not known.
         learners: that make every update together.
     """
+    if facts.shrinks and facts.longest_image_side > _LARGEST_IMAGE_SIDE and topology != "offline":
+        small = facts.shrunk(_IMAGE_SIZE)
+        return default_settings(agent, topology, small, memory, env_steps, learners) | {"image_size": _IMAGE_SIZE}
     found = dict(_of_family(agent, facts)) | {**_Q_OWN, **BOXES_OWN}.get(agent, {})
     if agent in UNROLLS:
         alone = learners == 1 and not memory  # with a memory step sizes that fall were not tried

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
+from apexrl.image_shapes import shrunk_shape, sides_of
 from apexrl.spec import ACTION_MASK, PRESENT, EnvSpec
 
 _LARGEST_CODE = 64  # ours; MiniGrid's are at most 10
@@ -34,6 +36,8 @@ class EnvFacts(NamedTuple):
     """Seconds of one step with random actions, resets included; None: not measured."""
     largest_byte: int = 0
     """Of all images and vectors of bytes in random steps; 0: not looked at, or all are 0."""
+    shrinks: bool = False
+    """Its images may be shrunk: nobody has said how large they are to be, and single environments can be wrapped."""
 
     @property
     def image_side(self) -> int:
@@ -43,6 +47,20 @@ class EnvFacts(NamedTuple):
         """
         images = [self.spec.each_sees(name).shape for name in self.spec.observation if self.spec.is_image(name)]
         return max((sorted(shape)[-2] for shape in images), default=0)
+
+    @property
+    def longest_image_side(self) -> int:
+        """Pixels of the longest side of all images in an observation; 0: there are vectors alone."""
+        names = [name for name in self.spec.observation if self.spec.is_image(name)]
+        return max((max(sides_of(self.spec.each_sees(name).shape)) for name in names), default=0)
+
+    def shrunk(self, size: int) -> EnvFacts:
+        """The same where images have sides of at most ``size`` pixels. Their axes are those of one agent."""
+        fields = {
+            name: replace(field, shape=shrunk_shape(field.shape, size)) if self.spec.is_image(name) else field
+            for name, field in self.spec.observation.items()
+        }
+        return self._replace(spec=replace(self.spec, observation=fields), shrinks=False)
 
     @property
     def small_image(self) -> bool:

@@ -65,8 +65,8 @@ def _unseen(words: list[str], command: str, asks_help: bool) -> Config:
     look = train_flags.parse_look(words, Config())
     given = [*train_flags.settings_given(words), *(["redis"] if command == "learner" else [])]
     start = unseen.start(look, agent, topology, recipe, given)
-    if start.said:
-        print(f"apexrl: {start.said}", file=sys.stderr, flush=True)
+    for line in start.said.splitlines():
+        print(f"apexrl: {line}", file=sys.stderr, flush=True)
     return start.config
 
 

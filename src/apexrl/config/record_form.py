@@ -12,7 +12,7 @@ NEW_SETTINGS: Final = frozenset(
     (
         "weights_precision", "compress_images", "team", "mixer", "mixing_units", "target_acts", "encoder_width",
         "byte_maximum", "policies", "gamma_least", "show_last_action", "noise_period", "initial_std",
-        "least_std", "eval_period_steps", "schedule_env_steps", "initial_weights",
+        "least_std", "eval_period_steps", "schedule_env_steps", "initial_weights", "image_size",
     )
 )  # fmt: skip
 """Settings that the release before does not know, or of which it does not know the default value. Its hosts get them

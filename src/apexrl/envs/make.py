@@ -32,6 +32,7 @@ from apexrl.envs.lockstep import Backend, Changes, EnvCall, LoopRows
 from apexrl.envs.minatar import register_minatar
 from apexrl.envs.native_rows import NativeRows
 from apexrl.envs.players import MakePlayers, RandomPlayers
+from apexrl.envs.shrunk_images import ShrunkImages
 from apexrl.envs.spaces import env_spec, length_limit
 from apexrl.envs.step_cost import MOST_THREADS, StepCost, step_cost
 from apexrl.envs.threaded import ThreadRows
@@ -146,6 +147,8 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, 
         env = gym.wrappers.TimeLimit(env, config.max_episode_steps)
     if config.atari and config.life_loss_ends:
         env = LifeLossEnds(env)
+    if config.image_size:
+        env = ShrunkImages(env, config.image_size)
     if config.last_action_reward:
         env = LastActionReward(env, config.reward_clip)
     if shows_mask(env.observation_space):
@@ -176,6 +179,15 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
         spec = env_spec(env.observation_space, env.action_space, config.stack, length_limit(config))
         own = env.spec.max_episode_steps if env.spec else getattr(env.unwrapped, "time_limit", None)
         return spec, config.max_episode_steps or own
+
+
+def shrinks_images(config: EnvConfig) -> bool:
+    """Whether ``image_size`` may be set: single environments of one agent can be wrapped, and pixels are its own."""
+    name = env_name(config)
+    if config.atari or is_game(config.env) or name.startswith(PREFIX):
+        return False
+    form = _guarded_form(config)
+    return form is None or not form.only
 
 
 def has_limit(config: EnvConfig) -> bool:
@@ -334,6 +346,7 @@ def _refuse_wrappers(config: EnvConfig, vector: str) -> None:
     asked = {
         "atari": config.atari,
         "last_action_reward": config.last_action_reward,
+        "image_size": config.image_size,
         "--vector threads": vector == "threads",
     }
     if any(asked.values()):
@@ -367,7 +380,7 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         wanted = (
             config.native_envs
             and vector != "threads"
-            and not (config.last_action_reward or config.info_metrics or config.mask_in_info)
+            and not (config.last_action_reward or config.info_metrics or config.mask_in_info or config.image_size)
             and min(cores, num_envs) > 1
         )
         game = plain_game(config.env, config.env_kwargs) if wanted else None
@@ -380,7 +393,7 @@ def _native(config: EnvConfig, num_envs: int, vector: str, call: EnvCall, cores:
         return None
     if form.only:
         _refuse_wrappers(config, vector)
-    wrapped = config.last_action_reward or config.mask_in_info
+    wrapped = config.last_action_reward or config.mask_in_info or config.image_size
     if not form.only and (not config.native_envs or wrapped or vector == "threads"):
         return None
     made: gym.vector.VectorEnv[Any, Any, Any] = _guard(name, lambda: form.make(num_envs=num_envs), {})

@@ -14,6 +14,7 @@ from apexrl.config import Config, WiringConfig
 from apexrl.config.paths import expanded
 from apexrl.config.trust import entrusted
 from apexrl.errors import ConfigError, SnapshotError, SpecError
+from apexrl.image_shapes import shrunk_shape
 from apexrl.run import checkpoint as checkpoints
 from apexrl.run.folder import RunFolder
 from apexrl.space_values import named_values, refuse_no_action, value_names, varying_rows
@@ -34,12 +35,13 @@ class LoadedAgent:
     It keeps stacked frames and recurrent state between calls of ``act``; call ``reset`` when an episode begins.
     """
 
-    def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None) -> None:
+    def __init__(self, agent: Agent, spec: EnvSpec, checkpoint: Path | None = None, image_size: int = 0) -> None:
         self.agent = agent
         """The agent itself (``apexrl.protocols.Agent``), for batches of named arrays."""
         self.spec: EnvSpec = getattr(agent, "acting_spec", spec)
         """What it acts by; what only its value sees is not in it."""
         self._whole = spec
+        self._image_size = image_size  # to which the environment's images were shrunk in training
         self.checkpoint = checkpoint
         """The file that the weights came from."""
         self._frames: FrameStack | None = None
@@ -56,7 +58,8 @@ class LoadedAgent:
         Args:
             observation: as the environment returns it: an array of the observation space's shape, or a (nested)
                 dict or tuple of them; with a leading axis B for B environments stepped together. Where it has texts,
-                sequences or graphs it is one observation.
+                sequences or graphs it is one observation. Where the run has an ``image_size``, images are as large as
+                the environment shows them, or shrunk already.
             action_mask: of an agent that was trained with masks: which actions are possible, bool or integers
                 ``[n]``, or ``[B, n]``, where they are no entry of the observation.
 
@@ -146,6 +149,7 @@ class LoadedAgent:
             value = np.asarray(values[name])
             if value.dtype.kind not in "biuf":
                 value = _as_numbers(name, value, field)
+            value = self._shrunk(name, value, field)
             if value.shape == field.shape:
                 value, one = value[np.newaxis], True
             elif value.shape[1:] == field.shape and value.ndim == len(field.shape) + 1 and len(value):
@@ -170,6 +174,18 @@ class LoadedAgent:
             shapes = {name: np.shape(value) for name, value in values.items()}
             raise SpecError(f"the entries of the observation have different batch sizes: {shapes}")
         return arrays, batched.pop()
+
+    def _shrunk(self, name: str, value: Any, field: Field) -> Any:
+        """An image, or a batch of them, as training has shown it."""
+        ndim = len(field.shape)
+        if not (self._image_size and self.spec.is_image(name)) or value.ndim not in (ndim, ndim + 1):
+            return value
+        shape = value.shape[-ndim:]
+        if shape == field.shape or shrunk_shape(shape, self._image_size) != field.shape:
+            return value
+        from apexrl.envs.shrunk_images import shrunk
+
+        return shrunk(value, self._image_size, ndim)
 
 
 def _as_numbers(name: str, value: Array, field: Field) -> Array:
@@ -230,7 +246,7 @@ def load_agent(
         raise SnapshotError(
             f"{found.path} does not fit agent {config.agent.agent} of {folder.config_path}: {error}"
         ) from error
-    return LoadedAgent(agent, spec, found.path)
+    return LoadedAgent(agent, spec, found.path, config.env.image_size)
 
 
 def _check_size(config: Config, spec: EnvSpec, found: checkpoints.Checkpoint) -> None:

@@ -60,7 +60,7 @@ def env_facts(config: Config, measure: bool) -> EnvFacts:
         seen = _values(supervisor.answers.of(_look_work, (config,)))
         most = min(config.actor.env_timeout, _SLOWEST_SECONDS + 2.0 * (time.monotonic() - began))
         try:
-            facts = EnvFacts(spec_from_json(seen["spec"]), seen["time_limit"])
+            facts = EnvFacts(spec_from_json(seen["spec"]), seen["time_limit"], shrinks=seen["shrinks"])
         except ValueError as error:
             from apexrl.envs import env_name
 
@@ -88,7 +88,8 @@ def _look_work(channel: socket.socket, config: Config) -> int:
         text = traceback.format_exc()[-32_000:]
         worker_messages.send(channel, "error", {"kind": type(error).__name__, "error": str(error), "traceback": text})
         return 1
-    worker_messages.send(channel, "facts", {"spec": spec_to_json(facts.spec), "time_limit": facts.time_limit})
+    values = {"spec": spec_to_json(facts.spec), "time_limit": facts.time_limit, "shrinks": facts.shrinks}
+    worker_messages.send(channel, "facts", values)
     return 0
 
 
@@ -103,8 +104,9 @@ def _with_steps(facts: EnvFacts, stepped: dict[str, Any], timed: bool) -> EnvFac
 
 def _looked(config: Config) -> EnvFacts:
     from apexrl.envs import env_spec_and_limit
+    from apexrl.envs.make import shrinks_images
 
-    return EnvFacts(*env_spec_and_limit(config.env))
+    return EnvFacts(*env_spec_and_limit(config.env), shrinks=shrinks_images(config.env))
 
 
 def _stepped(config: Config, timed: bool) -> dict[str, Any]:

@@ -99,15 +99,15 @@ def large_network(seen: Probe) -> str:
     values = max(seen.spec.categories.values(), default=0)
     if math.prod(shape) > _LARGE_IMAGE:
         what = f"images of {' × '.join(map(str, shape))} make"
-        remedy = "smaller ones, as by gymnasium.wrappers.ResizeObservation(env, (84, 84))"
+        remedy = "--image-size 84 shrinks them"
     elif values > _MANY_VALUES:
         what = f"{values:,} possible values of an observation, each with weights of its own, make"
-        remedy = "the parts that a value stands for, as by MultiDiscrete, or numbers in a Box"
+        remedy = "let the environment show the parts that a value stands for, as by MultiDiscrete, or numbers in a Box"
     else:
         return ""
     return (
         f"{what} a network of {seen.weights_nbytes / 4e6:,.0f} million weights ({size(seen.weights_nbytes)}), which is "
-        f"slow: let the environment show {remedy}"
+        f"slow: {remedy}"
     )
 
 

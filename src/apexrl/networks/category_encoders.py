@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor, nn
 
-from apexrl.spec import SHORTEST_IMAGE_SIDE, Field
+from apexrl.image_shapes import SHORTEST_IMAGE_SIDE
+from apexrl.spec import Field
 
 EMBEDDED = 16  # numbers of a cell's category (ours; NLE's baseline has 32)
 MOST_ONE_HOT = 4096  # numbers of a one-hot array; larger ones are embedded

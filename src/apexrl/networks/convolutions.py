@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
+from apexrl.image_shapes import SHORTEST_IMAGE_SIDE
 from apexrl.networks.layer_norm import image_norms
-from apexrl.spec import SHORTEST_IMAGE_SIDE
 
 Architecture = Literal["auto", "minatar", "small", "nature", "shallow", "resnet"]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import SpecError
+from apexrl.image_shapes import channels_last
 from apexrl.networks.category_encoders import EMBEDDED, CellEmbedding, is_map, too_many
 from apexrl.networks.convolutions import Architecture, chosen, convolutions
 from apexrl.networks.custom_encoder import own_encoder
@@ -95,7 +96,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, field: Field, stack: int, choice: LayerChoice = PLAIN, channels_first: bool = False) -> None:
         super().__init__()
         shape = field.shape
-        self._channels_last = len(shape) == 3 and shape[-1] <= shape[0] and not channels_first
+        self._channels_last = channels_last(shape) and not channels_first
         if len(shape) == 2:
             channels, height, width = 1, *shape
         else:

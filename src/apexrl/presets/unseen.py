@@ -24,8 +24,8 @@ from apexrl.spec import ActionSpec, EnvSpec, Field
 
 Recipe = Literal["none", "default", "paper"]
 
-LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "reward_clip", "last_action_reward", "max_episode_steps",
-             "mask_in_info", "max_sequence_length", "cut_long_sequences",
+LOOKED_AT = ("env", "env_kwargs", "atari", "stack", "image_size", "reward_clip", "last_action_reward",
+             "max_episode_steps", "mask_in_info", "max_sequence_length", "cut_long_sequences",
              *AgentGameSettings.__dataclass_fields__,
              "env_timeout", "stall_timeout", "serial", "seed", "env_steps", "memory", "learners")  # fmt: skip
 """Settings that count before an agent is chosen."""
@@ -67,6 +67,8 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     from apexrl.launch.env_look import env_facts
 
     facts = env_facts(look, measure=agent == AUTO)
+    if not {"image_size", "dataset"}.isdisjoint(given):
+        facts = facts._replace(shrinks=False)  # somebody has said how large images are, or those of a dataset are
     if agent == AUTO:
         facts.spec.action.check_bounds("every agent", needed=False)
     cores = usable_cores()
@@ -76,10 +78,14 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     env_steps, memory, learners = _aims(look)
     learners += "redis" in given  # of a host that may come
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
-    if agent != AUTO or not chosen.why:
-        return Start(config, _left_out(agent, facts) if recipe == "paper" and not env_steps else "")
-    said = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
-    return Start(config, f"{said}. --agent and --topology choose otherwise")
+    size = config.env.image_size
+    said = [f"sides of images are shrunk to {size} pixels. --image-size 0 leaves them as they are"] if size else []
+    if agent == AUTO and chosen.why:
+        why = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
+        said.append(f"{why}. --agent and --topology choose otherwise")
+    elif recipe == "paper" and not env_steps:
+        said.append(_left_out(agent, facts))
+    return Start(config, "\n".join(filter(None, said)))
 
 
 def switched(config: Config, agent: str, topology: str, look: Config | None = None) -> Config:

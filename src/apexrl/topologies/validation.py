@@ -67,6 +67,8 @@ def check_agent_games(config: Config, given: Iterable[str]) -> None:
     Raises:
         ConfigError: the message says where they do.
     """
+    if config.env.image_size and is_game(config.env.env):
+        raise ConfigError("--image-size is for an environment of one agent: let the environment show smaller images")
     name, shown, agent = config.env.env, {"show_agent", "show_state"}, config.agent.agent
     if is_game(name) and not config.env.team and agent in agents.AGENTS and agents.AGENTS[agent].settings.get("team"):
         raise ConfigError(

@@ -1,0 +1,88 @@
+"""Images of observations, shrunk by averages over areas of their pixels."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+
+from apexrl.image_shapes import channels_last, is_image, shrunk_shape, sides_of
+from apexrl.spec import Array
+
+
+class ShrunkImages(gym.ObservationWrapper[Any, Any, Any]):
+    """Shows every image, also in a Dict or a Tuple, with sides of at most ``size`` pixels (``shrunk``)."""
+
+    def __init__(self, env: gym.Env[Any, Any], size: int) -> None:
+        super().__init__(env)
+        self._size = size
+        self._whole = env.observation_space
+        self.observation_space = _space(env.observation_space, size)
+
+    def observation(self, observation: Any) -> Any:
+        return _shown(self._whole, observation, self._size)
+
+
+def shrunk(image: Array, size: int, ndim: int = 0) -> Array:
+    """An image whose sides are at most ``size`` pixels, each of which is the average of the area that it stands for.
+
+    Args:
+        image: ``[…, H, W]``, ``[…, H, W, C]`` or ``[…, C, H, W]`` of any dtype; C is taken to be the smaller end.
+        size: longer sides become as long; shorter ones stay.
+        ndim: axes of one image, 2 or 3; 0: all.
+
+    Returns:
+        Of the same dtype; whole numbers are rounded.
+    """
+    ndim = ndim or image.ndim
+    shape = image.shape[image.ndim - ndim :]
+    height, width = sides_of(shape)
+    rows, columns = _averages(height, min(height, size)), _averages(width, min(width, size))
+    values: Any = image.astype(np.float32, copy=False)
+    if channels_last(shape):
+        flat = rows @ values.reshape(*values.shape[:-2], width * shape[-1])
+        parts = flat.reshape(*flat.shape[:-1], width, shape[-1]).swapaxes(-1, -2)
+        values = (parts @ columns.T).swapaxes(-1, -2)
+    else:
+        values = rows @ values @ columns.T
+    return np.ascontiguousarray(np.rint(values) if image.dtype.kind in "iu" else values, dtype=image.dtype)
+
+
+@lru_cache(maxsize=64)
+def _averages(long: int, short: int) -> Array:
+    """Which part each of ``short`` pixels has of each of ``long``: float32 [short, long], rows of sum 1."""
+    edges = np.arange(short + 1) * (long / short)
+    pixels = np.arange(long)
+    shared = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return cast("Array", (np.maximum(shared, 0.0) * (short / long)).astype(np.float32))
+
+
+def _is_large(space: gym.Space[Any], size: int) -> bool:
+    if not isinstance(space, gym.spaces.Box):
+        return False
+    return is_image(space.shape, str(space.dtype)) and max(sides_of(space.shape)) > size
+
+
+def _space(space: gym.Space[Any], size: int) -> gym.Space[Any]:
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict({name: _space(part, size) for name, part in space.items()})
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([_space(part, size) for part in space.spaces])
+    if not _is_large(space, size):
+        return space
+    box = cast("gym.spaces.Box", space)
+    dtype = cast("Any", box.dtype).type
+    return gym.spaces.Box(box.low.min(), box.high.max(), shrunk_shape(box.shape, size), dtype)
+
+
+def _shown(space: gym.Space[Any], observation: Any, size: int) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _shown(part, observation[name], size) for name, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_shown(part, one, size) for part, one in zip(space.spaces, observation, strict=True))
+    if not _is_large(space, size):
+        return observation
+    image = np.asarray(observation)
+    return shrunk(image, size) if image.shape == space.shape else image  # of another shape: refused where it is read
