@@ -326,3 +326,11 @@ def test_a_memory_leaves_ppo_its_steps_and_its_minibatches(action: str) -> None:
         for memory in (False, True)
     )
     assert remembers["unroll_length"] == plain["unroll_length"]
+
+
+def test_who_plays_atari_hears_of_its_pipeline() -> None:
+    look = override(Config(), {"env": "ALE/Pong-v5", "serial": True})
+    assert (
+        "papers play Atari's games with --atari --stack 4 --reward-clip 1" in unseen.start(look, "dqn", "", "none").said
+    )
+    assert "papers" not in unseen.start(look, "dqn", "", "none", ["atari"]).said

@@ -80,6 +80,8 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
     size = config.env.image_size
     said = [f"sides of images are shrunk to {size} pixels. --image-size 0 leaves them as they are"] if size else []
+    if str(look.env.env).startswith("ALE/") and "atari" not in given:
+        said.append("papers play Atari's games with --atari --stack 4 --reward-clip 1")
     if agent == AUTO and chosen.why:
         why = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
         said.append(f"{why}. --agent and --topology choose otherwise")
