@@ -101,7 +101,19 @@ class Book {
       swept_ = now;
       sweep();
     }
+    crowded_ &= store.items() < limiter.min_size();
     h.items.store(store.items(), std::memory_order_release);
+    limiter.update();
+    limiter.wake_lanes();
+  }
+
+  // Whether items were evicted for want of room, as part-filled chunks took it, while there were fewer than `min_size`.
+  bool crowded() const { return crowded_; }
+
+  // Items were deleted.
+  void removed() {
+    crowded_ = false;
+    view_.header().items.store(store.items(), std::memory_order_release);
     limiter.update();
     limiter.wake_lanes();
   }
@@ -293,6 +305,7 @@ class Book {
         if (!claimed && ready > 0 && !lane.waiting.load(std::memory_order_relaxed)) break;
         if (!claimed) {  // many part-filled chunks: evict the oldest rather than stop a worker
           if (!store.evict_oldest()) break;
+          crowded_ = true;
           store.tree.propagate();
         }
       }
@@ -310,7 +323,7 @@ class Book {
   void relieve_blocks() {
     Header& h = header();
     h.blocks_short.store(0, std::memory_order_relaxed);
-    if (view_.geometry().sampler != Sampler::fifo) store.evict_oldest();
+    if (view_.geometry().sampler != Sampler::fifo) crowded_ |= store.evict_oldest();
     h.lane_waits.store(1, std::memory_order_relaxed);
   }
 
@@ -393,6 +406,7 @@ class Book {
   std::vector<std::pair<uint64_t, uint32_t>> finished_;
   uint64_t seen_unused_ = 0;
   int64_t swept_ = 0;
+  bool crowded_ = false;
 };
 
 }  // namespace apexrl

@@ -24,10 +24,10 @@ class Limiter {
     return std::clamp<uint64_t>(header().min_size.load(std::memory_order_relaxed), 1, most);
   }
 
-  // Whether `n` of `items` items may be sampled now.
-  SampleStatus may_sample(uint64_t items, size_t n) {
+  // Whether `n` of `items` items may be sampled now. `crowded`: there is no room for more.
+  SampleStatus may_sample(uint64_t items, size_t n, bool crowded) {
     Header& h = header();
-    if (items < min_size()) return SampleStatus::too_few;
+    if (items < min_size() && !(crowded && items > 0)) return SampleStatus::too_few;
     const Sampler sampler = view_.geometry().sampler;
     if (sampler != Sampler::prioritized && items < n) return SampleStatus::too_few;  // a batch has each item once
     if (sampler == Sampler::fifo) return SampleStatus::ok;
@@ -47,7 +47,7 @@ class Limiter {
     return fine ? SampleStatus::ok : SampleStatus::limited;
   }
 
-  // Updates the limit of inserted items for the workers.
+  // Updates the limit of inserted items for the workers. Below `min_size` items, also after removals, none waits.
   void update() {
     Header& h = header();
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
@@ -59,7 +59,9 @@ class Limiter {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
       const double most = double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed);
       const double room = (most + sampled + h.diff_offset.load(std::memory_order_relaxed)) / rate;
-      limit = std::max<uint64_t>(min_size(), uint64_t(std::clamp(room, 0.0, 0x1p62)));
+      const uint64_t items = h.items.load(std::memory_order_relaxed), least = min_size();
+      const uint64_t lacking = least - std::min(items, least);
+      limit = std::max(h.absorbed.load(std::memory_order_relaxed) + lacking, uint64_t(std::clamp(room, 0.0, 0x1p62)));
     }
     h.insert_limit.store(limit, std::memory_order_release);
   }

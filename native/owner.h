@@ -136,7 +136,10 @@ class Owner {
   }
   int64_t remove(const uint64_t* keys, size_t n) {
     std::lock_guard guard(mutex_);
-    return stays() ? int64_t(delete_items(view_, book_.store, keys, n)) : -1;
+    if (!stays()) return -1;
+    const int64_t removed = int64_t(delete_items(view_, book_.store, keys, n));
+    book_.removed();
+    return removed;
   }
   int64_t change(const uint64_t* keys, size_t n, const std::vector<NewValues>& news) {
     std::lock_guard guard(mutex_);
@@ -156,7 +159,7 @@ class Owner {
       bool some = false;
       change_state([&] {
         book_.drain();
-        some = may_sample(1) == SampleStatus::ok && book_.store.items() >= book_.limiter.min_size();
+        some = may_sample(1) == SampleStatus::ok;
       });
       if (some) ns = std::min<int64_t>(ns, 1'000'000);
       if (yielded() || h.absorbed.load(std::memory_order_relaxed) != tried_at_) ns = 0;  // something new came in
@@ -350,7 +353,7 @@ class Owner {
   }
 
   SampleStatus may_sample(size_t n) {
-    const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n);
+    const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n, book_.crowded());
     if (view_.geometry().sampler != Sampler::prioritized) return status;
     return status == SampleStatus::ok && book_.store.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
   }

@@ -11,6 +11,8 @@
 
 namespace apexrl {
 
+constexpr double kSmallRatio = 1e-37;
+
 APEXRL_CLONES
 void powers(const double* in, double* out, size_t n, double eps, double alpha) {
   if (alpha == 0.0) {
@@ -25,7 +27,14 @@ void powers(const double* in, double* out, size_t n, double eps, double alpha) {
 APEXRL_CLONES
 void inverse_powers(const double* in, float* out, size_t n, double smallest, double beta) {
   const float exponent = float(beta);
-  for (size_t i = 0; i < n; ++i) out[i] = std::pow(float(smallest / in[i]), exponent);
+  double largest = 0.0;
+  for (size_t i = 0; i < n; ++i) {
+    out[i] = std::pow(float(smallest / in[i]), exponent);
+    largest = largest < in[i] ? in[i] : largest;
+  }
+  if (largest * kSmallRatio <= smallest) return;
+  for (size_t i = 0; i < n; ++i)  // a quotient that no float holds may have a power that one does
+    if (in[i] * kSmallRatio > smallest) out[i] = float(std::pow(smallest / in[i], beta));
 }
 
 }  // namespace apexrl

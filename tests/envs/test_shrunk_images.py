@@ -20,7 +20,6 @@ from apexrl.envs.shrunk_images import shrunk
 from apexrl.errors import ConfigError, SpecError
 from apexrl.image_shapes import shrunk_shape
 from apexrl.presets import unseen
-from apexrl.presets.choice import choose
 from apexrl.topologies.validation import validate
 
 
@@ -120,14 +119,6 @@ def test_a_replay_of_shrunk_images_has_room_for_more() -> None:
     look = override(Config(), {"env": CAMERA, "serial": True})
     shrinks, kept = (unseen.start(look, "dqn", "", "default", given).config for given in ([], ["image_size"]))
     assert shrinks.replay.capacity > 2 * kept.replay.capacity
-
-
-@pytest.mark.parametrize(("seconds", "agent"), [(0.001, "ppo"), (0.01, "ppo"), (0.05, "dueling_dqn")])
-def test_large_images_want_many_steps(seconds: float, agent: str) -> None:
-    from apexrl.launch.env_look import env_facts
-
-    facts = env_facts(override(Config(), {"env": CAMERA, "serial": True}), measure=False)
-    assert choose(facts._replace(step_seconds=seconds), 2, "auto", "", ()).agent == agent
 
 
 def test_a_run_learns_from_them_and_its_agent_takes_both_sizes(tmp_path: Path) -> None:

@@ -134,3 +134,42 @@ class LearnsNothing(LinearQ):
 class TellsText(LinearQ):
     def update(self, batch: Any) -> Any:
         return super().update(batch)._replace(metrics={"mood": "good"})
+
+
+class Records(LinearQ):
+    """Declares a field of three numbers, and records what ``told`` says."""
+
+    step_spec: ClassVar = {"feature": Field((3,), "float32")}
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        acted = super().act(observations, state, exploration, greedy)
+        return acted._replace(extras={"feature": self.told(len(exploration))})
+
+    def told(self, count: int) -> Any:
+        return np.zeros((count, 3), np.float32)
+
+
+class RecordsDoubles(Records):
+    def told(self, count: int) -> Any:
+        return np.zeros((count, 3))
+
+
+class RecordsOneColumn(Records):
+    def told(self, count: int) -> Any:
+        return np.zeros((count, 1), np.float32)
+
+
+class RecordsTooMany(Records):
+    def told(self, count: int) -> Any:
+        return np.zeros((count + 1, 3), np.float32)
+
+
+class RecordsANumber(Records):
+    def told(self, count: int) -> Any:
+        return 0.5
+
+
+class KeepsTooMany(LinearQ):
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        acted = super().act(observations, state, exploration, greedy)
+        return acted._replace(state={"h": np.zeros((len(exploration) + 1, 2), np.float32)})

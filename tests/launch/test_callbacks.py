@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording_observer import small
+from recording_observer import Watcher, small
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apexrl.config import Config, StopConfig
 from apexrl.errors import CallbackError, ConfigError
-from apexrl.launch import launch
+from apexrl.launch import launch, worker_slots
 from apexrl.launch.interrupts import Interrupts
 from apexrl.launch.resumed_from import Base
 from apexrl.launch.run_ledger import Ledger
@@ -124,6 +124,25 @@ def test_an_error_of_a_callback_stops_the_run_after_a_checkpoint(tmp_path: Path)
     assert "the callback's own words" in folder.summary()["error"]
     assert folder.summary()["final_eval_return"] is None  # such a run ends quickly
     assert checkpoint.latest(folder.checkpoints) is not None
+
+
+def test_nobody_is_killed_for_the_time_of_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grace = 6.0
+    monkeypatch.setattr(worker_slots, "_HURRIED_SECONDS", grace)
+    monkeypatch.setattr(worker_slots, "_HURRIED_CHECKPOINT_SECONDS", grace)
+    watcher, began = Watcher(), time.monotonic()
+
+    def stuck(status: RunStatus) -> None:
+        if status.updates:
+            time.sleep(grace + 1.0)
+            raise TimeoutError("the server did not answer")
+
+    with pytest.raises(CallbackError, match="the server did not answer"):
+        launch(telling(tmp_path), [CallbackObserver(stuck), watcher])
+    assert not [text for text in watcher.texts if "was killed" in text]
+    folder = RunFolder(tmp_path / "run")
+    assert checkpoint.latest(folder.checkpoints) is not None
+    assert grace < folder.summary()["wall_seconds"] < time.monotonic() - began
 
 
 @pytest.mark.parametrize("method", ["on_start", "on_episodes"])
@@ -237,6 +256,29 @@ def test_ctrl_c_interrupts_a_callback_that_takes_long(tmp_path: Path, monkeypatc
         assert interrupts.count == 1
     ledger.show()  # not called again: it would hang
     assert len(calls) == 1
+    ledger.close()
+
+
+def test_an_interrupt_of_its_own_stops_the_run(tmp_path: Path) -> None:
+    def leaves(status: RunStatus) -> None:
+        raise KeyboardInterrupt
+
+    ledger = ledger_of(tmp_path, leaves)
+    ledger.show()
+    assert ledger.stop_reason == "callback"
+    ledger.close()
+
+
+def test_an_error_in_our_code_names_the_line_that_called_it(tmp_path: Path) -> None:
+    class Wrong(Callback):
+        def on_status(self, status: RunStatus) -> None:
+            self.run.record(mood="good")  # type: ignore[arg-type]
+
+    ledger = ledger_of(tmp_path, Wrong())
+    ledger.show()
+    said = r"on_status raised ValueError: record\(mood='good'\): a metric must be a number \(.*test_callbacks.py:\d+\)"
+    with pytest.raises(CallbackError, match=said):
+        ledger.check()
     ledger.close()
 
 

@@ -97,6 +97,24 @@ def test_extras_that_are_not_as_declared_name_agent_and_field(
         launch(replace(own(tmp_path, name), topology=topology))
 
 
+@pytest.mark.parametrize("topology", ["apex", "seed"])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("RecordsDoubles", r"the extra 'feature' as float64 \[\d, 3\]; .* declares float32 \[\d, 3\]"),
+        ("RecordsOneColumn", r"the extra 'feature' as float32 \[\d, 1\]; .* declares float32 \[\d, 3\]"),
+        ("RecordsTooMany", r"the extra 'feature' as float32 \[[59], 3\]; .* declares float32 \[[48], 3\]"),
+        ("RecordsANumber", r"the extra 'feature' as float32 \[\]; .* declares float32 \[\d, 3\]"),
+        ("KeepsTooMany", r"the recurrent state 'h' of shape \[\d, 2\]; .* first dimension must be \d"),
+    ],
+)
+def test_extras_and_states_of_other_forms_name_agent_and_field(
+    tmp_path: Path, topology: str, name: str, what: str
+) -> None:
+    with pytest.raises(AgentError, match=rf"agent faulty_agents:{name}: act\(\) returned {what}"):
+        launch(replace(own(tmp_path, name), topology=topology))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

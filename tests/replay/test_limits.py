@@ -113,3 +113,67 @@ def test_what_cannot_be_made_is_a_config_error(fields, options, message):
 def test_impossible_field_shapes_are_refused(shape):
     with pytest.raises(SpecError, match=r"whole numbers|4 GiB"):
         Field(shape, "uint8")
+
+
+def added(writer, count):
+    """How many of so many rows, one after the other, were stored without a wait."""
+    for number in range(count):
+        try:
+            writer.extend(rows(number, 1), timeout=0.0)
+        except WaitTimeout:
+            return number
+    return count
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 8.0])
+def test_deleted_items_are_not_waited_for(rate):
+    """Below ``min_size`` items writers do not wait, also where there were more before."""
+    with make(capacity=1000, min_size=100, samples_per_insert=rate) as replay:
+        writer = replay.writer()
+        writer.extend(rows(0, 100))
+        replay.sample(10)
+        for left in (50, 0):
+            replay.delete(replay.keys()[left:])
+            assert len(replay) == left
+            with pytest.raises(WaitTimeout, match=f"holds {left} items, fewer than the 100 needed"):
+                replay.sample(1, timeout=0.0)
+            assert added(writer, 200) >= 100 - left
+            assert len(replay) >= 100
+            replay.sample(10, timeout=0.0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_part_filled_chunks_are_not_waited_for(rate):
+    """Writers that come and go leave chunks of one item, which take the room of ``min_size`` items."""
+    with make(capacity=1000, min_size=900, samples_per_insert=rate) as replay:
+        with contextlib.suppress(WaitTimeout):
+            replay.sample(1, timeout=0.0)
+        sampled = 0
+        for number in range(1500):
+            with replay.writer() as writer:
+                writer.extend(rows(number, 1), timeout=0.0)
+            with contextlib.suppress(WaitTimeout):
+                sampled += len(replay.sample(1, timeout=0.0).keys)
+        assert len(replay) < 900
+        assert sampled > 100
+
+
+def test_a_writer_that_nobody_samples_hears_of_the_limiter():
+    said = "the limiter holds inserts back until some process has sampled more"
+    with make(capacity=1000, min_size=10, samples_per_insert=1.0) as replay, pytest.raises(WaitTimeout, match=said):
+        replay.writer().extend(rows(0, 100), timeout=0.0)
+
+
+def test_rows_are_never_dropped_steps():
+    with make(capacity=100) as replay:
+        with replay.writer() as writer:
+            writer.extend(rows(0, 5))
+        assert (len(replay), replay.stats()["dropped_steps"]) == (5, 0)
+
+
+def test_weights_of_far_greater_priorities_are_small_and_not_zero():
+    with make(capacity=100, alpha=1.0, eps=0.0) as replay:
+        with replay.writer() as writer:
+            writer.extend(rows(0, 2), priorities=np.array([1.0, 1e-50]))
+        batch = replay.sample(8, beta=0.1, normalize="buffer")
+        np.testing.assert_allclose(batch.weights[batch.data["number"] == 0], 1e-5, rtol=1e-4)

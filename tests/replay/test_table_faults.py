@@ -202,3 +202,24 @@ def test_snapshots_with_a_missing_or_swapped_table_are_refused(tmp_path):
         tables.save(whole, refuse)
     with Tables.load(whole) as loaded:
         assert ids(loaded, "b") == list(range(20))
+
+
+def test_a_save_that_fails_leaves_the_files_of_the_one_before(tmp_path):
+    tables = three()
+    tables.writer().extend(numbered(0, 20))
+    tables.save(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def refuse():
+        raise ApexrlError("not now")
+
+    for _ in range(3):
+        with pytest.raises(ApexrlError, match="not now"):
+            tables.save(tmp_path, refuse)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+    table = next(name for name in before if name.endswith(".snapshot"))
+    shutil.copy(tmp_path / table, tmp_path / table.replace(table[-17:-9], "0" * 8))  # as a killed saver left it
+    tables.save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(before)
+    Tables.load(tmp_path).close()
+    tables.close()

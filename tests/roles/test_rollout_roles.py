@@ -216,7 +216,7 @@ def test_an_agent_whose_state_is_not_recorded_is_refused(stage: Any, monkeypatch
             return Acted(acted.actions, acted.extras, {**(acted.state or {}), "more": acted.actions})
 
     system = System(stage, monkeypatch, config_for(), agent=Forgetful())
-    with pytest.raises(AgentError, match=r"recurrent state \['count', 'more'\] and records \['count'\] once per item"):
+    with pytest.raises(AgentError, match=r"state \['count', 'more'\], and its step_spec has \['count'\] as Field"):
         system.turns(1)
 
 

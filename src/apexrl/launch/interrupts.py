@@ -61,7 +61,7 @@ class Interrupts:
         else:
             self.count += 1
         if (self.alone and self.count > 1) or callback_observer.interruptible():
-            raise KeyboardInterrupt
+            raise callback_observer.CountedInterrupt
 
     def heeded(self, last: str) -> str:
         """What happened first, that ``last`` is being done, and what would end the run at once."""

@@ -75,6 +75,7 @@ class Supervisor:
         self.answers = Answers(config, interrupts, self._server, self._starter, f"{self._run_tag}/probe")
         self._hung_calls = 0
         self._stop_at: float | None = None
+        self._heard_at = 0.0
         self._heeded = 0
 
     def close(self) -> None:
@@ -129,11 +130,11 @@ class Supervisor:
             if tune is not None and self._stop_at is None:
                 tune.step(now)
             self._tick(now)
+            if self._stop_at is None and (ledger.stop_reason is not None or self._failure is not None):
+                self._stop(now)
             if now - shown >= _SHOW_SECONDS:
                 shown = now
                 ledger.show()
-            if self._stop_at is None and (ledger.stop_reason is not None or self._failure is not None):
-                self._stop(now)
         self._tick(time.monotonic())
         ledger.show()
         if self._failure is not None:
@@ -178,7 +179,11 @@ class Supervisor:
 
     def _hear(self, timeout: float) -> None:
         """Wait for messages and ends of workers, and handle them."""
-        for key, _ in self._selector.select(timeout):
+        if self._stop_at is not None:  # callbacks may take long: of that time nobody is to be killed
+            self._stop_at += time.monotonic() - self._heard_at
+        ready = self._selector.select(timeout)
+        self._heard_at = time.monotonic()
+        for key, _ in ready:
             if isinstance(key.data, Slot):
                 self._listen(key.data)
         for news in self._server.events():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from apexrl import agents, topologies
 from apexrl.agents import AGENTS
-from apexrl.agents.env_facts import SMALL_IMAGE_SIDE, EnvFacts
+from apexrl.agents.env_facts import EnvFacts
 from apexrl.config.settings import flag
 from apexrl.spec import ActionSpec
 
@@ -20,10 +20,6 @@ FAST_STEP_SECONDS = 0.002
 Not so where observations are categories: what a replay has seen once in each it draws again and again, and Taxi is
 solved within 110,000 steps, where a policy gradient after 370,000 has not delivered once. Several choices at once are
 another matter: a replay's agent learns the value of every combination."""
-
-_LARGE_IMAGES = 10
-"""How many times as long a step may take where images are large: a replay's agent makes an update every step, which
-takes a CPU far longer. In six minutes of CarRacing on one core ``sac`` made 5,000 steps."""
 
 _PLACED = {"listen": ("seed", "ga3c"), "redis": ("apex", "impala"), "ray": ("apex", "impala", "gorila")}
 """Flags that place a run on other machines -> topologies that can be placed so."""
@@ -113,8 +109,7 @@ def _in_vain(agent: str, topology: str, given: Collection[str]) -> list[str]:
 
 
 def _fast(facts: EnvFacts) -> bool:
-    limit = FAST_STEP_SECONDS * (_LARGE_IMAGES if facts.image_side >= SMALL_IMAGE_SIDE else 1)
-    return facts.step_seconds is not None and facts.step_seconds < limit
+    return facts.step_seconds is not None and facts.step_seconds < FAST_STEP_SECONDS
 
 
 def _speed(facts: EnvFacts) -> str:

@@ -216,11 +216,11 @@ class ReplayCore:
         if not native.owned or self.closed:
             self.own()
         mode = self.check_batch(batch_size, beta, normalize)
+        deadline = deadline_after(timeout)
         self.publish_local()
         status = native.sample(outputs, beta, mode, outstanding)
         if status is _OK:
             return
-        deadline = deadline_after(timeout)
         while status is not _OK:
             if status is SampleStatus.closed:
                 raise ClosedError("this replay was closed")

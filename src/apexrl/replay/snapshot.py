@@ -69,7 +69,7 @@ def write(
         _write_file(core, path, check, snapshot, chain, table)
     except OSError as error:
         raise SnapshotError(
-            f"cannot write the replay snapshot {path}: {error.strerror}; the previous file is kept"
+            f"cannot write the replay snapshot {path}: {error.strerror}; a snapshot that was there stays"
         ) from error
 
 

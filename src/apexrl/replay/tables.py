@@ -167,19 +167,18 @@ class Tables:
         snapshots = [taken(replay.core) for replay in self._replays.values()]
         own = secrets.token_hex(8)
         files = {name: f"{name}-{secrets.token_hex(8)}.snapshot" for name in self._replays}
-        for (name, replay), snapshot in zip(self._replays.items(), snapshots, strict=True):
-            table = {"name": name, "snapshot": own, "tables": list(self._replays)}
-            write(replay.core, folder / files[name], lambda: None, snapshot, table=table)
+        _remove_others(folder)  # what a save that ended early has left takes room
         try:
+            for (name, replay), snapshot in zip(self._replays.items(), snapshots, strict=True):
+                table = {"name": name, "snapshot": own, "tables": list(self._replays)}
+                write(replay.core, folder / files[name], lambda: None, snapshot, table=table)
             replace_text(folder / _LIST, json.dumps({"version": 1, "snapshot": own, "tables": files}), check)
         except OSError as error:
             raise SnapshotError(
                 f"cannot write {folder / _LIST}: {error.strerror}; the snapshot before stays"
             ) from error
-        for path in folder.iterdir():
-            if _FILE.fullmatch(path.name) and path.name not in files.values():
-                with suppress(OSError):
-                    path.unlink()
+        finally:
+            _remove_others(folder)
 
     @staticmethod
     def load(folder: str | os.PathLike[str], check_memory: bool = True) -> Tables:
@@ -219,6 +218,19 @@ class Tables:
 
     def __repr__(self) -> str:
         return f"Tables({', '.join(f'{name}: {replay!r}' for name, replay in self._replays.items())})"
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove the tables' files that are not of the folder's snapshot; none where that cannot be read."""
+    try:
+        kept = set(json.loads(read_text(folder / _LIST))["tables"].values())
+    except FileNotFoundError:
+        kept = set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    with suppress(OSError):
+        for path in [path for path in folder.iterdir() if _FILE.fullmatch(path.name) and path.name not in kept]:
+            path.unlink(missing_ok=True)
 
 
 def _listed(folder: Path) -> dict[str, Path]:

@@ -320,7 +320,7 @@ class TablesWriter:
             one = self._unfinished
             if not one.same(new):
                 raise ApexrlError(
-                    f"the append before is in {', '.join(map(repr, one.stored))} and not yet in "
+                    f"the append before is in {', '.join(map(repr, one.stored))}, and parts of it are not yet in "
                     f"{', '.join(repr(self.names[part.place]) for part in one.parts)}: repeat it first"
                 )
         try:

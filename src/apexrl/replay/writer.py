@@ -334,11 +334,11 @@ class Writer:
                     f"part-filled chunks, and {waiting}"
                 )
             return f"the fifo replay held its {capacity} items for {timeout:.3g} s: {waiting}"
+        if counters["samples_per_insert"] > 0 and (owner or counters["slots_used"] < counters["slots"]):
+            sampler = process_name(owner) if owner else "some process"
+            return f"no room within {timeout:.3g} s: the limiter holds inserts back until {sampler} has sampled more"
         if not owner:
             return f"no free slot within {timeout:.3g} s: the replay is full and no process samples it"
-        if counters["samples_per_insert"] > 0:
-            sampler = process_name(owner)
-            return f"no room within {timeout:.3g} s: the limiter holds inserts back until {sampler} has sampled more"
         return f"no free slot within {timeout:.3g} s: the owner, {process_name(owner)}, does not respond"
 
 

@@ -32,11 +32,12 @@ class ActionCheck:
         self._records = records
         self._looked_at: set[bool] = set()
 
-    def parts(self, acted: Any) -> tuple[Array, dict[str, Array], State]:
-        """Actions, extras and state of what ``act`` returned.
+    def parts(self, acted: Any, count: int) -> tuple[Array, dict[str, Array], State]:
+        """Actions, extras and state of what ``act`` returned for ``count`` environments.
 
         Raises:
-            AgentError: it is something else than ``Acted``, or the first extras are not what the agent records.
+            AgentError: it is something else than ``Acted``, the first extras are not what the agent records, or the
+                first state has not a row for each environment.
         """
         try:
             actions, extras, state = acted
@@ -46,11 +47,12 @@ class ActionCheck:
                 "state), as apexrl.protocols.Agent describes"
             ) from error
         if not self._looked_at:
-            self._look_at_extras(extras)
+            self._look_at_extras(extras, count)
+            self._look_at_state(state, count)
         return actions, extras, state
 
-    def _look_at_extras(self, extras: Any) -> None:
-        """AgentError: they are no dict, or have other names than the fields that the agent records."""
+    def _look_at_extras(self, extras: Any, count: int) -> None:
+        """AgentError: they are no dict, or have other names, shapes or dtypes than what the agent records."""
         if not isinstance(extras, Mapping):
             raise AgentError(
                 f"agent {self._agent}: the extras of act() are a {type(extras).__name__}; they must be a dict, empty "
@@ -63,6 +65,29 @@ class ActionCheck:
             raise AgentError(
                 f"agent {self._agent}: its step_spec declares {said} for act() to record, and the extras of act() have "
                 f"{', '.join(wrong)}. Make the two agree, as apexrl.protocols.Agent describes"
+            )
+        for name, field in self._records.items():
+            self._look_at_field(f"the extra {name!r}", extras[name], field, count)
+
+    def _look_at_state(self, state: Any, count: int) -> None:
+        """AgentError: it lacks a row for each environment, or is not as the fields of its name that are recorded."""
+        for name, value in state.items() if isinstance(state, Mapping) else ():
+            what = f"the recurrent state {name!r}"
+            if name in self._records:
+                self._look_at_field(what, value, self._records[name], count)
+            elif np.shape(value)[:1] != (count,):
+                raise AgentError(
+                    f"agent {self._agent}: act() returned {what} of shape {list(np.shape(value))}; for {count} "
+                    f"observations its first dimension must be {count}"
+                )
+
+    def _look_at_field(self, what: str, value: Any, field: Field, count: int) -> None:
+        shape, wanted = np.shape(value), (count, *field.shape)
+        dtype = str(value.dtype) if isinstance(value, np.ndarray) else field.dtype
+        if (shape != wanted and not field.ragged) or dtype != field.dtype:
+            raise AgentError(
+                f"agent {self._agent}: act() returned {what} as {dtype} {list(shape)}; for {count} observations its "
+                f"step_spec declares {field.dtype} {list(wanted)}. Make the two agree"
             )
 
     def first(self, actions: Any, count: int, random: bool = False) -> None:

@@ -95,7 +95,7 @@ class EnvPlayer:
             exploration = np.full_like(exploration, np.inf)
         seen = (self._shows_tensors and self._env.tensors) or self.seen
         acted = self.agent.act(seen, self._state.take(which) or None, exploration)
-        actions, extras, state = self._check.parts(acted)
+        actions, extras, state = self._check.parts(acted, len(exploration))
         self._check.first(actions, len(exploration), random)
         self._state.put(which, state or {})
         if version != self._versions[0]:

@@ -182,7 +182,7 @@ class InferenceBatches:
         Raises:
             AgentError: the first actions are none that the environments take, or what it records is not as declared.
         """
-        acted = Acted(*self._check.parts(acted))
+        acted = Acted(*self._check.parts(acted, len(batch.exploration)))
         self._check.first(acted.actions, len(batch.exploration), version == FIRST_VERSION)
         with self._lock:
             self._under_way.difference_update(batch.requests.groups)

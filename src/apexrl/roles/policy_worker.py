@@ -82,13 +82,14 @@ class PolicyWorker:
         random = self._random_start and self._weights.version == FIRST_VERSION
         if random:
             exploration = np.full_like(exploration, np.inf)
-        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration))
+        actions, extras, after = self._check.parts(self._agent.act(seen, state, exploration), len(exploration))
         self._check.first(actions, len(exploration), random)
         after = after or {}
         if after.keys() != self._states:
             raise AgentError(
-                f"agent {self._name} has the recurrent state {sorted(after)} and records {sorted(self._states)} once "
-                "per item: topology sample_factory keeps states where steps are recorded, so both must be the same"
+                f"agent {self._name}: act() returned the recurrent state {sorted(after)}, and its step_spec has "
+                f"{sorted(self._states)} as Field(…, per_item=True). Topology sample_factory keeps states where steps "
+                "are recorded: declare each array of the state so, and record it as it was before the step"
             )
         versions = np.full(len(actions), self._weights.version, np.int64)
         self._end.answer(requests, {"action": actions, **extras, **after, VERSION: versions})

@@ -106,9 +106,11 @@ class Trial:
             AgentError: the agent's actions are none that the environment takes.
             EnvError: an environment raised an error.
         """
-        actions, _, self._state = self._agent.act(self._seen, self._state, self._exploration, greedy=self._greedy)
+        acted = self._agent.act(self._seen, self._state, self._exploration, greedy=self._greedy)
         if self._check is not None:
-            self._check.first(actions, self._env.num_envs)
+            self._check.parts(acted, self._env.num_envs)
+            self._check.first(acted.actions, self._env.num_envs)
+        actions, _, self._state = acted
         if self._changes is not None:
             actions = self._changes.of(np.asarray(actions), self._seen)
         self.steps += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -36,6 +37,13 @@ INTERRUPTIBLE_SECONDS: Final = 5.0
 """… after which Ctrl-C interrupts it."""
 
 _calling_since: float | None = None
+
+
+_OURS: Final = str(Path(__file__).parents[1]) + os.sep
+
+
+class CountedInterrupt(KeyboardInterrupt):
+    """Ctrl-C, or another signal, which ``launch.interrupts`` has counted."""
 
 
 def interruptible() -> bool:
@@ -121,12 +129,17 @@ class CallbackObserver(IdleObserver):
         _calling_since = self._since = time.monotonic()
         try:
             return _reason(function(*args))
-        except KeyboardInterrupt:  # counted already: the run is about to stop
+        except CountedInterrupt:  # the run is about to stop
             self._failed = True  # the next call would hang as this one did
             return ""
+        except KeyboardInterrupt:  # the callback's own
+            self._failed = True
+            return "callback"
         except Exception as error:
             self._failed = True
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+            where = (own or frames)[-1]
             what = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
             failure = CallbackError(f"callback {self._name}: {method} raised {what}")
             failure.__cause__ = error

@@ -141,7 +141,7 @@ class OpenRun:
         Raises:
             TypeError, ValueError: one is no number.
         """
-        self._steering.record({name: float(value) for name, value in metrics.items()})
+        self._steering.record({name: _number(name, value) for name, value in metrics.items()})
 
 
 class Callback:
@@ -167,10 +167,18 @@ class Callback:
         """The evaluator has measured weights; also the final ones, when the run stops already."""
 
     def on_checkpoint(self, checkpoint: CheckpointReport) -> Answer:
-        """A checkpoint is on disk. Old ones are deleted: copy what is to stay."""
+        """A checkpoint is on disk. Old ones are deleted: copy what is to stay. Where calls take longer than
+        ``--checkpoint-seconds``, the file may be gone by the time of the call: look whether it exists."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """The run has ended, well or not, and ``summary.json`` is written."""
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"record({name}={value!r:.60}): a metric must be a number") from None
 
 
 def checked_reason(reason: object) -> str:

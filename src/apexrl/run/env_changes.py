@@ -47,7 +47,7 @@ def encoded(change: EnvChange, where: str) -> bytes:
     try:
         data = json.dumps(change._asdict(), allow_nan=False, default=_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: numbers, texts, lists and dicts can be told to environments ({error})") from None
+        raise ConfigError(f"{where}: environments take numbers, texts, lists and dicts ({error})") from None
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{where}: {len(data)} bytes of environment settings; {MOST_BYTES} are the most")
     return data
@@ -108,4 +108,4 @@ def _check(value: Any, where: str) -> None:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is none")
+    raise TypeError(f"{value!r:.60} is none of them")

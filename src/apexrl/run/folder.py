@@ -50,6 +50,7 @@ slots``."""
 
 _MOST_CONFIG_BYTES = 4 << 20
 _MOST_JSON_BYTES = 16 << 20
+_SHOWN = 3  # runs, in an error
 
 
 class RunFolder:
@@ -304,12 +305,16 @@ def _make_unique(out: Path, name: str) -> Path:
 
 def _runs_nearby(path: Path) -> str:
     if inside := _run_names(path):
-        return f" Runs in {path}: {', '.join(inside[-3:])}"
+        return f" Runs in {path}: {_some(inside)}"
     parent = path.parent if path.parent.is_dir() else Path("runs")
     names = _run_names(parent)
     if hint := did_you_mean(path.name, names):
         return hint
-    return f" Runs in {parent}: {', '.join(names[-3:])}" if names else f" There are no runs in {parent}"
+    return f" Runs in {parent}: {_some(names)}" if names else f" There are no runs in {parent}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(["…"] * (len(names) > _SHOWN) + names[-_SHOWN:])
 
 
 def _run_names(folder: Path) -> list[str]:

@@ -110,7 +110,10 @@ class Driver:
         grows = self._plan.most > self._plan.least
         orders = ActorOrders(program, in_turn(self._groups[1:]), ledger, staff, self._plan.least if grows else 0)
         shown = polled = -1.0
+        now = time.monotonic()
         while not all(slot.gone for slot in self._slots()):
+            if self._stop_at is not None:  # callbacks may take long: of that time nobody is to be killed
+                self._stop_at += time.monotonic() - now
             self._sleep()
             now = time.monotonic()
             self._heed_interrupts()
@@ -127,11 +130,11 @@ class Driver:
                 polled = now
                 self._output.step()
                 self._tick(now)
+            if self._stop_at is None and (ledger.stop_reason is not None or self._control.failure is not None):
+                self._stop(now)
             if now - shown >= _PERIOD_SECONDS:
                 shown = now
                 ledger.show()
-            if self._stop_at is None and (ledger.stop_reason is not None or self._control.failure is not None):
-                self._stop(now)
         self._output.step(1.0)
         self._tick(time.monotonic())
         ledger.show()
