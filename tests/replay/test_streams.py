@@ -370,14 +370,22 @@ def test_closing_wakes_a_thread_that_waits():
 # --- the limiter
 
 
-@given(st.integers(0, 60), st.sampled_from([0.1, 0.5, 1.0, 3.0, 64.0, 500.0]), st.floats(0, 1), st.integers(1, 200))
+@given(
+    st.integers(0, 60),
+    st.sampled_from([0.1, 0.5, 1.0, 3.0, 64.0, 500.0]),
+    st.floats(0, 1),
+    st.integers(1, 200),
+    st.lists(st.integers(0, 29), max_size=6),
+)
 @settings(max_examples=40, deadline=None)
-def test_limiter_never_stops_both_sides(min_size, rate, band, batch):
+def test_limiter_never_stops_both_sides(min_size, rate, band, batch, deleting):
     with make(
         capacity=64, min_size=min_size, samples_per_insert=rate, insert_band=band, streams=1, writers=1
     ) as replay:
         writer, t = replay.writer(streams=1), 0
-        for _ in range(30):
+        for turn in range(30):
+            if turn in deleting:
+                replay.delete(replay.keys()[turn // 10 :])
             appended = sampled = True
             try:
                 for _ in range(5):
