@@ -69,6 +69,7 @@ class Book {
     h.items.store(store.items(), std::memory_order_release);
     drain();
     h.absorbed.store(h.inserted.load(std::memory_order_acquire), std::memory_order_release);
+    limiter.update();
     if (g.sampler == Sampler::fifo)  // a predecessor may have died between giving out and counting
       h.sampled.store(h.absorbed.load() - std::min<uint64_t>(store.items(), h.absorbed.load()));
     return epoch;
@@ -101,19 +102,13 @@ class Book {
       swept_ = now;
       sweep();
     }
-    crowded_ &= store.items() < limiter.min_size();
-    h.items.store(store.items(), std::memory_order_release);
-    limiter.update();
-    limiter.wake_lanes();
+    limiter.crowded &= store.items() < limiter.min_size() && store.free.empty();
+    tell_limiter();
   }
 
-  // Whether items were evicted for want of room, as part-filled chunks took it, while there were fewer than `min_size`.
-  bool crowded() const { return crowded_; }
-
-  // Items were deleted.
-  void removed() {
-    crowded_ = false;
-    view_.header().items.store(store.items(), std::memory_order_release);
+  // To be called when the number of items has changed.
+  void tell_limiter() {
+    header().items.store(store.items(), std::memory_order_release);
     limiter.update();
     limiter.wake_lanes();
   }
@@ -305,7 +300,7 @@ class Book {
         if (!claimed && ready > 0 && !lane.waiting.load(std::memory_order_relaxed)) break;
         if (!claimed) {  // many part-filled chunks: evict the oldest rather than stop a worker
           if (!store.evict_oldest()) break;
-          crowded_ = true;
+          limiter.crowded = true;
           store.tree.propagate();
         }
       }
@@ -323,7 +318,7 @@ class Book {
   void relieve_blocks() {
     Header& h = header();
     h.blocks_short.store(0, std::memory_order_relaxed);
-    if (view_.geometry().sampler != Sampler::fifo) crowded_ |= store.evict_oldest();
+    if (view_.geometry().sampler != Sampler::fifo) store.evict_oldest();
     h.lane_waits.store(1, std::memory_order_relaxed);
   }
 
@@ -406,7 +401,6 @@ class Book {
   std::vector<std::pair<uint64_t, uint32_t>> finished_;
   uint64_t seen_unused_ = 0;
   int64_t swept_ = 0;
-  bool crowded_ = false;
 };
 
 }  // namespace apexrl

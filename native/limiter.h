@@ -17,6 +17,9 @@ class Limiter {
  public:
   explicit Limiter(const View& view) : view_(view) {}
 
+  // Below `min_size` items there is no room for more: part-filled chunks take it.
+  bool crowded = false;
+
   uint64_t min_size() const {
     // A full replay may hold up to a chunk less than its capacity: no more can be waited for.
     const Geometry& g = view_.geometry();
@@ -24,12 +27,19 @@ class Limiter {
     return std::clamp<uint64_t>(header().min_size.load(std::memory_order_relaxed), 1, most);
   }
 
-  // Whether `n` of `items` items may be sampled now. `crowded`: there is no room for more.
-  SampleStatus may_sample(uint64_t items, size_t n, bool crowded) {
+  // Whether `n` of `items` items may be sampled now.
+  SampleStatus may_sample(uint64_t items, size_t n) {
     Header& h = header();
     if (items < min_size() && !(crowded && items > 0)) return SampleStatus::too_few;
     const Sampler sampler = view_.geometry().sampler;
-    if (sampler != Sampler::prioritized && items < n) return SampleStatus::too_few;  // a batch has each item once
+    if (sampler != Sampler::prioritized && items < n) {  // a batch has each item once
+      if (batch_ < n) {
+        batch_ = n;
+        update();
+        wake_lanes();
+      }
+      return SampleStatus::too_few;
+    }
     if (sampler == Sampler::fifo) return SampleStatus::ok;
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
     if (rate <= 0.0) return SampleStatus::ok;
@@ -47,7 +57,7 @@ class Limiter {
     return fine ? SampleStatus::ok : SampleStatus::limited;
   }
 
-  // Updates the limit of inserted items for the workers. Below `min_size` items, also after removals, none waits.
+  // Updates the limit of inserted items for the workers. While there are too few items to sample, none waits.
   void update() {
     Header& h = header();
     const double rate = h.samples_per_insert.load(std::memory_order_relaxed);
@@ -59,8 +69,8 @@ class Limiter {
       const double sampled = double(h.sampled.load(std::memory_order_relaxed));
       const double most = double(min_size()) * rate + h.error_buffer.load(std::memory_order_relaxed);
       const double room = (most + sampled + h.diff_offset.load(std::memory_order_relaxed)) / rate;
-      const uint64_t items = h.items.load(std::memory_order_relaxed), least = min_size();
-      const uint64_t lacking = least - std::min(items, least);
+      const uint64_t items = h.items.load(std::memory_order_relaxed), least = std::max(min_size(), batch_);
+      const uint64_t lacking = crowded ? 0 : least - std::min(items, least);
       limit = std::max(h.absorbed.load(std::memory_order_relaxed) + lacking, uint64_t(std::clamp(room, 0.0, 0x1p62)));
     }
     h.insert_limit.store(limit, std::memory_order_release);
@@ -103,6 +113,7 @@ class Limiter {
   Header& header() const { return view_.header(); }
 
   View view_;
+  uint64_t batch_ = 0;  // items of the largest batch for which there were too few
 };
 
 }  // namespace apexrl

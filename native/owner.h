@@ -138,7 +138,8 @@ class Owner {
     std::lock_guard guard(mutex_);
     if (!stays()) return -1;
     const int64_t removed = int64_t(delete_items(view_, book_.store, keys, n));
-    book_.removed();
+    book_.limiter.crowded = false;
+    book_.tell_limiter();
     return removed;
   }
   int64_t change(const uint64_t* keys, size_t n, const std::vector<NewValues>& news) {
@@ -353,7 +354,7 @@ class Owner {
   }
 
   SampleStatus may_sample(size_t n) {
-    const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n, book_.crowded());
+    const SampleStatus status = book_.limiter.may_sample(book_.store.items(), n);
     if (view_.geometry().sampler != Sampler::prioritized) return status;
     return status == SampleStatus::ok && book_.store.tree.total() <= 0.0 ? SampleStatus::all_zero : status;
   }

@@ -11,7 +11,7 @@
 
 namespace apexrl {
 
-constexpr double kSmallRatio = 1e-37;
+constexpr double kSmallRatio = 1e-37;  // a float quotient below it may be 0
 
 APEXRL_CLONES
 void powers(const double* in, double* out, size_t n, double eps, double alpha) {

@@ -233,8 +233,8 @@ class Writer {
 
   // Steps appended since the last published position of each stream. Rows are whole by themselves.
   uint64_t incomplete_steps() const {
+    if (view_.geometry().kind == Kind::rows) return 0;
     uint64_t steps = 0;
-    if (view_.geometry().kind == Kind::rows) return steps;
     for (const Stream& s : stream_)
       for (uint32_t row = std::max(view_.geometry().behind + s.published, s.covered); s.slot >= 0 && row < s.rows; ++row)
         steps += !(view_.head(uint32_t(s.slot), row).flags & kFinal);

@@ -7,7 +7,8 @@ SHORTEST_IMAGE_SIDE = 5
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image is ``[H, W, C]``, and not ``[H, W]`` or ``[C, H, W]``: C is taken to be the smaller end."""
+    """Whether an image is ``[H, W, C]``, and not ``[H, W]`` or ``[C, H, W]``: C is taken to be the smaller end, or
+    the last."""
     return len(shape) == 3 and shape[-1] <= shape[0]
 
 

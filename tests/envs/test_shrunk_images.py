@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import apexrl
+from apexrl import compare
+from apexrl.agents.default_settings import default_image_size
+from apexrl.agents.env_facts import EnvFacts
 from apexrl.config import Config, EnvConfig
 from apexrl.config.convert import override
-from apexrl.envs import env_spec_and_limit, make_env
-from apexrl.envs.shrunk_images import shrunk
+from apexrl.envs import env_spec, env_spec_and_limit, make_env
+from apexrl.envs.shrunk_images import ShrunkImages, shrunk
 from apexrl.errors import ConfigError, SpecError
 from apexrl.image_shapes import shrunk_shape
 from apexrl.presets import unseen
@@ -38,7 +41,7 @@ class Camera(gym.Env[Any, Any]):
         picture = self.np_random.integers(0, 120, shape, dtype=np.uint8)
         half = picture.shape[1] // 2
         picture[:, half * self._bright : half * (self._bright + 1)] += 120
-        return {"camera": picture, "more": (np.zeros(2, np.float32), picture)}
+        return {"camera": picture, "more": (np.zeros(2, np.float32), 255 - picture)}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -68,6 +71,7 @@ def test_each_pixel_is_the_average_of_its_area(
     small = shrunk(image, size)
     assert small.dtype == np.uint8
     assert small.shape == shrunk_shape(image.shape, size) == (min(sides[0], size), min(sides[1], size), *channels)
+    cv2 = pytest.importorskip("cv2")
     wanted = cv2.resize(image, small.shape[1::-1], interpolation=cv2.INTER_AREA).reshape(small.shape)
     np.testing.assert_allclose(small.astype(int), wanted.astype(int), atol=1)
 
@@ -99,16 +103,56 @@ def test_every_image_of_an_observation_is_shrunk() -> None:
     plain, _ = Camera().reset(seed=1)
     assert plain["camera"].shape == (150, 200, 3)
     assert env.step(0)[0]["camera"].shape == (84, 84, 3)
+    np.testing.assert_allclose(seen["camera"].astype(int) + seen["more"][1], 255, atol=1)
+
+
+def test_whole_numbers_in_floats_are_rounded_and_what_does_not_fit_is_passed_on() -> None:
+    env = make_env(EnvConfig(env=CAMERA, image_size=84))
+    shown = env.get_wrapper_attr("observation")
+    seen, _ = Camera().reset(seed=1)
+    floats = shown({**seen, "camera": seen["camera"].astype(np.float64)})["camera"]
+    np.testing.assert_array_equal(floats, shown(seen)["camera"])
+    odd = {"camera": seen["camera"][:5], "other": 1, "more": (1,)}
+    assert shown(odd).keys() == odd.keys()
+    assert shown(odd)["camera"].shape == (5, 200, 3)
+    assert shown(odd)["more"] == (1,)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(4, (150, 200, 3)), (8, (84, 84, 12)), (12, (12, 84, 84))])
+def test_sizes_that_leave_no_image_are_refused(size: int, shape: tuple[int, ...]) -> None:
+    class Odd(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        action_space = gym.spaces.Discrete(2)
+
+    with pytest.raises(ConfigError, match=rf"--image-size {size} leaves no image of one of {shape[0]} × "):
+        ShrunkImages(Odd(), size)
+
+
+def test_bits_are_no_picture() -> None:
+    facts = EnvFacts(env_spec(gym.spaces.MultiBinary((200, 200, 3)), gym.spaces.Discrete(2)), shrinks=True)
+    assert facts.image_side == 200
+    assert default_image_size(facts) == 0
+
+
+def test_another_agent_and_a_comparison_keep_the_size() -> None:
+    look = override(Config(), {"env": CAMERA, "serial": True})
+    for words, size in ([], 84), (["image_size"], 0):
+        given = {"serial": True} | dict.fromkeys(words, 0)
+        config = override(unseen.start(look, "ppo", "", "default", words).config, {"env": CAMERA, "serial": True})
+        other = unseen.switched(config, "dqn", "apex")
+        alone = unseen.start(look, "dqn", "", "default", words).config
+        assert (other.env.image_size, other.replay.capacity) == (size, alone.replay.capacity)
+        plan = compare.plan(CAMERA, ["apex"], ["dqn"], env_steps=1000, look=partial(override, values=given))
+        assert (plan.config.env.image_size, plan.config.replay.capacity) == (size, alone.replay.capacity)
 
 
 def test_defaults_shrink_what_is_large_and_say_so() -> None:
     look = override(Config(), {"env": CAMERA, "serial": True})
     start = unseen.start(look, "auto", "", "default")
     assert start.config.env.image_size == 84
-    assert "sides of images are shrunk to 84 pixels. --image-size 0 leaves them as they are" in start.said
+    assert "sides of images that have more than 84 pixels are shrunk to 84. --image-size 0 leaves" in start.said
     kept = unseen.start(look, "auto", "", "default", ["image_size"])
     assert kept.config.env.image_size == 0
-    assert kept.config.replay.capacity < start.config.replay.capacity or start.config.agent.agent == "ppo"
     small = override(look, {"env_kwargs": {"height": 100, "width": 128}})
     assert unseen.start(small, "dqn", "", "default").config.env.image_size == 0
     assert unseen.start(look, "dqn", "", "paper").config.env.image_size == 0
@@ -137,6 +181,8 @@ def test_a_run_learns_from_them_and_its_agent_takes_both_sizes(tmp_path: Path) -
     np.testing.assert_array_equal(named[0], shrunk(seen["camera"], 48))
     batch = {"camera": np.stack([seen["camera"]] * 3), "more": (np.zeros((3, 2)), np.stack([small["camera"]] * 3))}
     assert agent.act(batch).shape == (3,)
+    floats = agent._named({**seen, "camera": seen["camera"].astype(np.float64)})[0]["observation/camera"]
+    np.testing.assert_array_equal(floats, named)
     with pytest.raises(SpecError, match=r"observation/camera has shape \(40, 40, 3\)"):
         agent.act({**seen, "camera": seen["camera"][:40, :40]})
 

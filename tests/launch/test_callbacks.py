@@ -263,10 +263,15 @@ def test_an_interrupt_of_its_own_stops_the_run(tmp_path: Path) -> None:
     def leaves(status: RunStatus) -> None:
         raise KeyboardInterrupt
 
-    ledger = ledger_of(tmp_path, leaves)
-    ledger.show()
-    assert ledger.stop_reason == "callback"
-    ledger.close()
+    class LeavesAtOnce(Callback):
+        def on_start(self) -> None:
+            raise KeyboardInterrupt
+
+    for number, callback in enumerate((leaves, LeavesAtOnce())):
+        ledger = ledger_of(tmp_path / str(number), callback)
+        ledger.show()
+        assert ledger.stop_reason == "callback"
+        ledger.close()
 
 
 def test_an_error_in_our_code_names_the_line_that_called_it(tmp_path: Path) -> None:

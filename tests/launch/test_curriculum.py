@@ -110,7 +110,7 @@ def test_vectorised_forms_refuse_a_change() -> None:
     ("value", "words"),
     [
         (float("nan"), "nan is no finite number"),
-        ({"a": [object()]}, "numbers, texts, lists and dicts can be told"),
+        ({"a": [object()]}, "environments take numbers, texts, lists and dicts"),
         (["os:system"], "'os:system' may name code"),
         ("x" * 5000, "bytes of environment settings; 4096 are the most"),
     ],

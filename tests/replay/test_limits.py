@@ -142,6 +142,34 @@ def test_deleted_items_are_not_waited_for(rate):
             replay.sample(10, timeout=0.0)
 
 
+@pytest.mark.parametrize("sampler", ["lifo", "max_heap"])
+def test_a_batch_larger_than_min_size_is_waited_for(sampler):
+    """A batch of these has each item once, so writers are let in until there are so many."""
+    with make(capacity=1000, min_size=10, samples_per_insert=1.0, sampler=sampler) as replay:
+        writer = replay.writer()
+        added(writer, 200)
+        for _ in range(2):
+            with pytest.raises(WaitTimeout, match="fewer than the 64 needed"):
+                replay.sample(64, timeout=0.0)
+            assert added(writer, 200) > 50
+            assert len(replay.sample(64, timeout=0.0).keys) == 64
+            replay.delete(replay.keys()[20:])
+
+
+def test_min_size_holds_again_where_room_was_made():
+    """Part-filled chunks took the room, then batches took their items."""
+    options = {"sampler": "lifo", "max_times_sampled": 1}
+    with make(capacity=1000, min_size=500, **options) as replay:
+        for number in range(1500):
+            with contextlib.suppress(WaitTimeout):
+                replay.sample(600, timeout=0.0)
+            with replay.writer() as writer:
+                writer.extend(rows(number, 1), timeout=0.0)
+        replay.sample(100, timeout=0.0)
+        with pytest.raises(WaitTimeout, match="fewer than the 500 needed"):
+            replay.sample(1, timeout=0.0)
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_part_filled_chunks_are_not_waited_for(rate):
     """Writers that come and go leave chunks of one item, which take the room of ``min_size`` items."""

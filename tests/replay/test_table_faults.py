@@ -15,7 +15,8 @@ from open_replays import kept
 from three_tables import FIELDS, KINDS, PLAIN, ids, numbered, thirds, three
 
 from apexrl.errors import ApexrlError, OwnershipError, SnapshotError, SpecError
-from apexrl.replay import Replay, Tables
+from apexrl.replay import Replay, Tables, snapshot
+from apexrl.replay import tables as replay_tables
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -217,6 +218,20 @@ def test_a_save_that_fails_leaves_the_files_of_the_one_before(tmp_path):
         with pytest.raises(ApexrlError, match="not now"):
             tables.save(tmp_path, refuse)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
+    written = []
+
+    def fails_at_the_second(core, path, *rest, **more):
+        written.append(path)
+        if len(written) == 2:
+            raise SnapshotError("no space left")
+        snapshot.write(core, path, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay_tables, "write", fails_at_the_second)
+        with pytest.raises(SnapshotError, match="no space left"):
+            tables.save(tmp_path)
+    assert len(written) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
     table = next(name for name in before if name.endswith(".snapshot"))
     shutil.copy(tmp_path / table, tmp_path / table.replace(table[-17:-9], "0" * 8))  # as a killed saver left it
     tables.save(tmp_path)

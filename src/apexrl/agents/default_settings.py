@@ -231,9 +231,9 @@ def default_settings(
         env_steps: of the run; 0: not known.
         learners: that make every update together.
     """
-    if facts.shrinks and facts.longest_image_side > _LARGEST_IMAGE_SIDE and topology != "offline":
-        small = facts.shrunk(_IMAGE_SIZE)
-        return default_settings(agent, topology, small, memory, env_steps, learners) | {"image_size": _IMAGE_SIZE}
+    if topology != "offline" and (size := default_image_size(facts)):
+        small = facts.shrunk(size)
+        return default_settings(agent, topology, small, memory, env_steps, learners) | {"image_size": size}
     found = dict(_of_family(agent, facts)) | {**_Q_OWN, **BOXES_OWN}.get(agent, {})
     if agent in UNROLLS:
         alone = learners == 1 and not memory  # with a memory step sizes that fall were not tried
@@ -263,6 +263,11 @@ def default_settings(
     if AGENTS[agent].settings.get("reset_period_updates"):  # BBF: the last of 200 000 updates' resets is at 160 000
         found["reset_until_updates"] = int(0.8 * env_steps * found["updates_per_step"])
     return found
+
+
+def default_image_size(facts: EnvFacts) -> int:
+    """``image_size`` without a preset; 0: images stay as they are."""
+    return _IMAGE_SIZE if facts.shrinks and facts.longest_image_side > _LARGEST_IMAGE_SIDE else 0
 
 
 def _within_episode(gamma: float, time_limit: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from apexrl.image_shapes import shrunk_shape, sides_of
-from apexrl.spec import ACTION_MASK, PRESENT, EnvSpec
+from apexrl.spec import ACTION_MASK, PRESENT, EnvSpec, Field
 
 _LARGEST_CODE = 64  # ours; MiniGrid's are at most 10
 SMALL_IMAGE_SIDE = 36  # pixels; smaller images are encoded by small convolutions (networks.encoders)
@@ -37,7 +37,7 @@ class EnvFacts(NamedTuple):
     largest_byte: int = 0
     """Of all images and vectors of bytes in random steps; 0: not looked at, or all are 0."""
     shrinks: bool = False
-    """Its images may be shrunk: nobody has said how large they are to be, and single environments can be wrapped."""
+    """Defaults may shrink its images: nobody has said how large they are to be, and the environment can be wrapped."""
 
     @property
     def image_side(self) -> int:
@@ -51,16 +51,21 @@ class EnvFacts(NamedTuple):
     @property
     def longest_image_side(self) -> int:
         """Pixels of the longest side of all images in an observation; 0: there are vectors alone."""
-        names = [name for name in self.spec.observation if self.spec.is_image(name)]
-        return max((max(sides_of(self.spec.each_sees(name).shape)) for name in names), default=0)
+        return max((max(sides_of(field.shape)) for field in self._pictures().values()), default=0)
 
     def shrunk(self, size: int) -> EnvFacts:
-        """The same where images have sides of at most ``size`` pixels. Their axes are those of one agent."""
-        fields = {
-            name: replace(field, shape=shrunk_shape(field.shape, size)) if self.spec.is_image(name) else field
-            for name, field in self.spec.observation.items()
+        """The same where images have sides of at most ``size`` pixels. Of an environment of one agent."""
+        small = {
+            name: replace(field, shape=shrunk_shape(field.shape, size)) for name, field in self._pictures().items()
         }
-        return self._replace(spec=replace(self.spec, observation=fields), shrinks=False)
+        return self._replace(spec=replace(self.spec, observation={**self.spec.observation, **small}), shrinks=False)
+
+    def _pictures(self) -> dict[str, Field]:
+        """Images that can be shrunk: bits, as of MultiBinary, have no averages."""
+        fields = self.spec.observation.items()
+        return {
+            name: field for name, field in fields if self.spec.is_image(name) and field.dtype not in ("int8", "bool")
+        }
 
     @property
     def small_image(self) -> bool:

@@ -23,7 +23,7 @@ Address = Annotated[str, tyro.conf.arg(metavar="HOST:PORT")]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
 Modules = Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE")]
 
-# Not given is None, of which the description says what it means.
+# None: the flag was not given. Each description says what holds then.
 GivenInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 GivenFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 GivenActions = Annotated[

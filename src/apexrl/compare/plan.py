@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apexrl import agents, presets, topologies
+from apexrl.agents.default_settings import default_image_size
 from apexrl.agents.env_facts import EnvFacts
 from apexrl.config import Config, EnvConfig, EvaluatorConfig, convert
 from apexrl.config.settings import as_flag, did_you_mean
@@ -124,6 +125,11 @@ def plan(
     _check_names(names, others)
     wanted = _budget(ground, env, minutes, env_steps)
     facts = None if ground.preset else _facts(env, look(ground))
+    if facts is not None and recipe == "default" and (size := default_image_size(facts)):
+        shrinking = convert.override(ground, {"image_size": size})
+        if look(shrinking).env.image_size == size:  # nobody has given another one
+            ground, facts = shrinking, facts.shrunk(size)
+    facts = None if facts is None else facts._replace(shrinks=False)
     arms = []
     left_out = {}
     goal = None

@@ -36,7 +36,7 @@ class EnvConfig(AgentGameSettings):
     """Consecutive frames in one observation (Ape-X on Atari: 4). The replay stores each frame once."""
     image_size: Annotated[int, Range(0, 1 << 16)] = 0
     """Longer sides of images are shrunk to so many pixels, each the average of the area that it stands for.
-    0: images stay as they are. Without a preset it is 84 where a side has more than 128."""
+    0: images stay as they are. With recipe default it is 84 where a side has more than 128."""
     reward_clip: Annotated[float, Range(0)] = 0.0
     """Learning clips each reward to ± this value; 0: no clipping (Ape-X on Atari: 1)."""
     last_action_reward: bool = False

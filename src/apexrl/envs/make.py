@@ -182,7 +182,7 @@ def env_spec_and_limit(config: EnvConfig) -> tuple[EnvSpec, int | None]:
 
 
 def shrinks_images(config: EnvConfig) -> bool:
-    """Whether ``image_size`` may be set: single environments of one agent can be wrapped, and pixels are its own."""
+    """Whether defaults may shrink its images: it is one agent's, can be wrapped, and has no pipeline of its own."""
     name = env_name(config)
     if config.atari or is_game(config.env) or name.startswith(PREFIX):
         return False

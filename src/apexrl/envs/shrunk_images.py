@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 
+from apexrl.errors import ConfigError
 from apexrl.image_shapes import channels_last, is_image, shrunk_shape, sides_of
 from apexrl.spec import Array
 
@@ -26,10 +28,10 @@ class ShrunkImages(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def shrunk(image: Array, size: int, ndim: int = 0) -> Array:
-    """An image whose sides are at most ``size`` pixels, each of which is the average of the area that it stands for.
+    """An image whose sides have at most ``size`` pixels, each of which is the average of the area that it stands for.
 
     Args:
-        image: ``[…, H, W]``, ``[…, H, W, C]`` or ``[…, C, H, W]`` of any dtype; C is taken to be the smaller end.
+        image: ``[…, H, W]``, ``[…, H, W, C]`` or ``[…, C, H, W]`` of any dtype (``image_shapes.channels_last``).
         size: longer sides become as long; shorter ones stay.
         ndim: axes of one image, 2 or 3; 0: all.
 
@@ -43,8 +45,8 @@ def shrunk(image: Array, size: int, ndim: int = 0) -> Array:
     values: Any = image.astype(np.float32, copy=False)
     if channels_last(shape):
         flat = rows @ values.reshape(*values.shape[:-2], width * shape[-1])
-        parts = flat.reshape(*flat.shape[:-1], width, shape[-1]).swapaxes(-1, -2)
-        values = (parts @ columns.T).swapaxes(-1, -2)
+        parts = np.ascontiguousarray(flat.reshape(*flat.shape[:-1], width, shape[-1]).swapaxes(-1, -2))
+        values = (parts.reshape(-1, width) @ columns.T).reshape(*parts.shape[:-1], len(columns)).swapaxes(-1, -2)
     else:
         values = rows @ values @ columns.T
     return np.ascontiguousarray(np.rint(values) if image.dtype.kind in "iu" else values, dtype=image.dtype)
@@ -73,16 +75,23 @@ def _space(space: gym.Space[Any], size: int) -> gym.Space[Any]:
     if not _is_large(space, size):
         return space
     box = cast("gym.spaces.Box", space)
-    dtype = cast("Any", box.dtype).type
-    return gym.spaces.Box(box.low.min(), box.high.max(), shrunk_shape(box.shape, size), dtype)
+    dtype, shape = cast("Any", box.dtype).type, shrunk_shape(box.shape, size)
+    if not is_image(shape, str(box.dtype)) or channels_last(shape) != channels_last(box.shape):
+        raise ConfigError(f"--image-size {size} leaves no image of one of {' × '.join(map(str, box.shape))}: give more")
+    return gym.spaces.Box(box.low.min(), box.high.max(), shape, dtype)
 
 
 def _shown(space: gym.Space[Any], observation: Any, size: int) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {name: _shown(part, observation[name], size) for name, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
+    """The observation with small images. What does not fit its space is passed on: it is refused where it is read."""
+    if isinstance(space, gym.spaces.Dict) and isinstance(observation, Mapping):
+        parts = space.spaces
+        return {name: _shown(parts[name], one, size) if name in parts else one for name, one in observation.items()}
+    if isinstance(space, gym.spaces.Tuple) and isinstance(observation, tuple) and len(observation) == len(space):
         return tuple(_shown(part, one, size) for part, one in zip(space.spaces, observation, strict=True))
     if not _is_large(space, size):
         return observation
     image = np.asarray(observation)
-    return shrunk(image, size) if image.shape == space.shape else image  # of another shape: refused where it is read
+    if image.shape != space.shape or image.dtype.kind not in "biuf":
+        return observation
+    small = shrunk(image, size)
+    return np.rint(small) if cast("Any", space.dtype).kind in "iu" and image.dtype.kind == "f" else small

@@ -58,8 +58,8 @@ class LoadedAgent:
         Args:
             observation: as the environment returns it: an array of the observation space's shape, or a (nested)
                 dict or tuple of them; with a leading axis B for B environments stepped together. Where it has texts,
-                sequences or graphs it is one observation. Where the run has an ``image_size``, images are as large as
-                the environment shows them, or shrunk already.
+                sequences or graphs it is one observation. Where the run has an ``image_size``, larger images
+                are shrunk as in training.
             action_mask: of an agent that was trained with masks: which actions are possible, bool or integers
                 ``[n]``, or ``[B, n]``, where they are no entry of the observation.
 
@@ -185,7 +185,8 @@ class LoadedAgent:
             return value
         from apexrl.envs.shrunk_images import shrunk
 
-        return shrunk(value, self._image_size, ndim)
+        small = shrunk(value, self._image_size, ndim)
+        return np.rint(small) if np.dtype(field.dtype).kind in "iu" and small.dtype.kind == "f" else small
 
 
 def _as_numbers(name: str, value: Array, field: Field) -> Array:

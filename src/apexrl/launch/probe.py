@@ -99,7 +99,7 @@ def large_network(seen: Probe) -> str:
     values = max(seen.spec.categories.values(), default=0)
     if math.prod(shape) > _LARGE_IMAGE:
         what = f"images of {' × '.join(map(str, shape))} make"
-        remedy = "--image-size 84 shrinks them"
+        remedy = "let it see smaller ones, as by --image-size 84"
     elif values > _MANY_VALUES:
         what = f"{values:,} possible values of an observation, each with weights of its own, make"
         remedy = "let the environment show the parts that a value stands for, as by MultiDiscrete, or numbers in a Box"

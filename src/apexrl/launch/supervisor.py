@@ -75,7 +75,6 @@ class Supervisor:
         self.answers = Answers(config, interrupts, self._server, self._starter, f"{self._run_tag}/probe")
         self._hung_calls = 0
         self._stop_at: float | None = None
-        self._heard_at = 0.0
         self._heeded = 0
 
     def close(self) -> None:
@@ -179,11 +178,7 @@ class Supervisor:
 
     def _hear(self, timeout: float) -> None:
         """Wait for messages and ends of workers, and handle them."""
-        if self._stop_at is not None:  # callbacks may take long: of that time nobody is to be killed
-            self._stop_at += time.monotonic() - self._heard_at
-        ready = self._selector.select(timeout)
-        self._heard_at = time.monotonic()
-        for key, _ in ready:
+        for key, _ in self._selector.select(timeout):
             if isinstance(key.data, Slot):
                 self._listen(key.data)
         for news in self._server.events():

@@ -29,8 +29,8 @@ def start_of(
         look = convert.override(Config(), {name: overrides[name] for name in unseen.LOOKED_AT if name in overrides})
         recipe = known["recipe"][1].converted(overrides.get("recipe", "default"))
         start = unseen.start(look, agent, topology, recipe, [*overrides, *placed])
-        if start.said:
-            tell(start.said)
+        for line in start.said.splitlines():
+            tell(line)
         return start.config
     if "recipe" in overrides:
         raise ConfigError("recipe= is for a run without a preset or a Config, which have their settings")

@@ -79,8 +79,9 @@ def start(look: Config, agent: str, topology: str, recipe: Recipe, given: Collec
     learners += "redis" in given  # of a host that may come
     config = with_recipe(chosen.agent, chosen.topology, facts, recipe, env_steps, memory, learners)
     size = config.env.image_size
-    said = [f"sides of images are shrunk to {size} pixels. --image-size 0 leaves them as they are"] if size else []
-    if str(look.env.env).startswith("ALE/") and "atari" not in given:
+    whole = "--image-size 0 leaves them as they are"
+    said = [f"sides of images that have more than {size} pixels are shrunk to {size}. {whole}"] if size else []
+    if str(look.env.env).startswith("ALE/") and not (look.env.env_kwargs.get("obs_type") or "atari" in given):
         said.append("papers play Atari's games with --atari --stack 4 --reward-clip 1")
     if agent == AUTO and chosen.why:
         why = f"--agent auto: {chosen.agent} in topology {chosen.topology}, for {chosen.why}"
@@ -105,7 +106,7 @@ def switched(config: Config, agent: str, topology: str, look: Config | None = No
     names = config.agent.agent, named.agent.agent
     if not set(names) <= AGENTS.keys() or (names[0] == names[1] and config.topology == named.topology):
         return named
-    facts = env_facts(look or config, measure=False)
+    facts = env_facts(look or config, measure=False)._replace(shrinks=False)  # its images stay as large as they are
     aims = _aims(config)
     before = flat(with_recipe(names[0], config.topology, facts, config.recipe, *aims))
     own = {name: value for name, value in flat(config).items() if value != before[name]}

@@ -167,18 +167,21 @@ class Tables:
         snapshots = [taken(replay.core) for replay in self._replays.values()]
         own = secrets.token_hex(8)
         files = {name: f"{name}-{secrets.token_hex(8)}.snapshot" for name in self._replays}
-        _remove_others(folder)  # what a save that ended early has left takes room
+        if (listed := _listed_files(folder)) is not None:  # what a save that ended early has left takes room
+            _remove_all_but(folder, listed)
         try:
             for (name, replay), snapshot in zip(self._replays.items(), snapshots, strict=True):
                 table = {"name": name, "snapshot": own, "tables": list(self._replays)}
                 write(replay.core, folder / files[name], lambda: None, snapshot, table=table)
             replace_text(folder / _LIST, json.dumps({"version": 1, "snapshot": own, "tables": files}), check)
-        except OSError as error:
+        except BaseException as error:
+            _discard(folder, files.values())
+            if not isinstance(error, OSError):
+                raise
             raise SnapshotError(
                 f"cannot write {folder / _LIST}: {error.strerror}; the snapshot before stays"
             ) from error
-        finally:
-            _remove_others(folder)
+        _remove_all_but(folder, set(files.values()))
 
     @staticmethod
     def load(folder: str | os.PathLike[str], check_memory: bool = True) -> Tables:
@@ -220,17 +223,30 @@ class Tables:
         return f"Tables({', '.join(f'{name}: {replay!r}' for name, replay in self._replays.items())})"
 
 
-def _remove_others(folder: Path) -> None:
-    """Remove the tables' files that are not of the folder's snapshot; none where that cannot be read."""
+def _listed_files(folder: Path) -> set[str] | None:
+    """The files of the snapshot in a folder; None: there is none, or its list cannot be read."""
     try:
-        kept = set(json.loads(read_text(folder / _LIST))["tables"].values())
-    except FileNotFoundError:
-        kept = set()
+        return set(json.loads(read_text(folder / _LIST))["tables"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _discard(folder: Path, files: Iterable[str]) -> None:
+    """Remove the files of a save that failed, unless they may be the folder's snapshot already."""
+    listed = _listed_files(folder)
+    if listed is None and (folder / _LIST).exists():
         return
-    with suppress(OSError):
-        for path in [path for path in folder.iterdir() if _FILE.fullmatch(path.name) and path.name not in kept]:
-            path.unlink(missing_ok=True)
+    for file in set(files) - (listed or set()):
+        with suppress(OSError):
+            (folder / file).unlink(missing_ok=True)
+
+
+def _remove_all_but(folder: Path, kept: set[str]) -> None:
+    """Remove files of tables that are not ``kept``."""
+    for path in folder.iterdir():
+        if _FILE.fullmatch(path.name) and path.name not in kept:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _listed(folder: Path) -> dict[str, Path]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from apexrl.errors import AgentError
 from apexrl.protocols import State
 from apexrl.spec import ActionSpec, Array, Field
-
-NOTHING: Final[Mapping[str, Field]] = MappingProxyType({})
 
 
 class ActionCheck:
@@ -23,10 +20,11 @@ class ActionCheck:
     Args:
         agent: its name, for errors.
         space: what the environment takes.
-        records: the fields that ``act`` records with every step: the agent's ``step_spec``.
+        records: the fields that ``act`` records with every step: the agent's ``step_spec``. None: nothing is recorded,
+            and extras are not looked at.
     """
 
-    def __init__(self, agent: str, space: ActionSpec, records: Mapping[str, Field] = NOTHING) -> None:
+    def __init__(self, agent: str, space: ActionSpec, records: Mapping[str, Field] | None = None) -> None:
         self._agent = agent
         self._space = space
         self._records = records
@@ -47,34 +45,35 @@ class ActionCheck:
                 "state), as apexrl.protocols.Agent describes"
             ) from error
         if not self._looked_at:
-            self._look_at_extras(extras, count)
-            self._look_at_state(state, count)
+            if self._records is not None:
+                self._look_at_extras(extras, self._records, count)
+            self._look_at_state(state, self._records or {}, count)
         return actions, extras, state
 
-    def _look_at_extras(self, extras: Any, count: int) -> None:
+    def _look_at_extras(self, extras: Any, records: Mapping[str, Field], count: int) -> None:
         """AgentError: they are no dict, or have other names, shapes or dtypes than what the agent records."""
         if not isinstance(extras, Mapping):
             raise AgentError(
                 f"agent {self._agent}: the extras of act() are a {type(extras).__name__}; they must be a dict, empty "
                 "where it records nothing, as apexrl.protocols.Agent describes"
             )
-        wrong = [f"no {name!r}" for name in self._records if name not in extras]
-        wrong += [f"{name!r}, which is none of them" for name in extras if name not in self._records]
+        wrong = [f"no {name!r}" for name in records if name not in extras]
+        wrong += [f"{name!r}, which is none of them" for name in extras if name not in records]
         if wrong:
-            said = ", ".join(map(repr, self._records)) or "no field"
+            said = ", ".join(map(repr, records)) or "no field"
             raise AgentError(
                 f"agent {self._agent}: its step_spec declares {said} for act() to record, and the extras of act() have "
                 f"{', '.join(wrong)}. Make the two agree, as apexrl.protocols.Agent describes"
             )
-        for name, field in self._records.items():
+        for name, field in records.items():
             self._look_at_field(f"the extra {name!r}", extras[name], field, count)
 
-    def _look_at_state(self, state: Any, count: int) -> None:
+    def _look_at_state(self, state: Any, records: Mapping[str, Field], count: int) -> None:
         """AgentError: it lacks a row for each environment, or is not as the fields of its name that are recorded."""
         for name, value in state.items() if isinstance(state, Mapping) else ():
             what = f"the recurrent state {name!r}"
-            if name in self._records:
-                self._look_at_field(what, value, self._records[name], count)
+            if name in records:
+                self._look_at_field(what, value, records[name], count)
             elif np.shape(value)[:1] != (count,):
                 raise AgentError(
                     f"agent {self._agent}: act() returned {what} of shape {list(np.shape(value))}; for {count} "
@@ -82,9 +81,11 @@ class ActionCheck:
                 )
 
     def _look_at_field(self, what: str, value: Any, field: Field, count: int) -> None:
+        if field.ragged:
+            return
         shape, wanted = np.shape(value), (count, *field.shape)
-        dtype = str(value.dtype) if isinstance(value, np.ndarray) else field.dtype
-        if (shape != wanted and not field.ragged) or dtype != field.dtype:
+        dtype = str(value.dtype) if isinstance(value, np.ndarray) else field.dtype  # the replay converts lists
+        if shape != wanted or dtype != field.dtype:
             raise AgentError(
                 f"agent {self._agent}: act() returned {what} as {dtype} {list(shape)}; for {count} observations its "
                 f"step_spec declares {field.dtype} {list(wanted)}. Make the two agree"

@@ -49,7 +49,7 @@ class Evaluator:
     traits = RoleTraits("evaluator", Work("evaluations", "evals/s", "evaluating"), writes_to_folder=True)
 
     def __init__(self, context: Context, *, config: Config, spec: EnvSpec, weights: WeightsReader) -> None:
-        from apexrl.agents import agent_class, recorded
+        from apexrl.agents import agent_class
         from apexrl.envs import FrameStack
         from apexrl.envs.make import has_limit
 
@@ -60,9 +60,9 @@ class Evaluator:
         self._serial = config.serial
         self._gamma = config.agent.gamma
         self._begins_trained = bool(config.learner.initial_weights)
+        self._check = ActionCheck(config.agent.agent, spec.action)
         self._weights = weights
         self._agent: Agent = agent_class(config.agent.agent)(spec, config.agent, "cpu", context.seed)
-        self._check = ActionCheck(config.agent.agent, spec.action, recorded(self._agent))
         self._seeds = np.random.SeedSequence(context.seed)  # spawns fresh ones, unless one is set
         players = opponents(context, config, config.env.eval_opponents)
         self._env = role_envs(context, config, envs, context.seed, cores=1, changing=False, players=players)

@@ -96,9 +96,13 @@ class Learner:
 
         updates = context.total("updates")
         initial = settings.initial_weights
-        if initial and not (self._leads or elsewhere or updates) and Path(initial).exists():
-            # as the leading learner has begun, without which the first update may be made
-            checkpointing.take_up_initial(self._agent, initial, config.agent.agent)
+        if initial and not (self._leads or elsewhere or updates):
+            # The group may make its first update before the leader joins: all begin with the same weights.
+            if Path(initial).exists():
+                checkpointing.take_up_initial(self._agent, initial, config.agent.agent)
+            else:
+                text = f"{context.name} takes the leader's weights, as --initial-weights {initial} is not on its host"
+                context.send("log", text=text, level="warning")
         learned = updates > 0 or weights.version > FIRST_VERSION
         # A learner restarted before its first update has the weights that the board holds: nothing to publish.
         self._version = max(weights.version, updates) + 1 if learned else FIRST_VERSION

@@ -107,10 +107,11 @@ class Trial:
             EnvError: an environment raised an error.
         """
         acted = self._agent.act(self._seen, self._state, self._exploration, greedy=self._greedy)
-        if self._check is not None:
-            self._check.parts(acted, self._env.num_envs)
-            self._check.first(acted.actions, self._env.num_envs)
-        actions, _, self._state = acted
+        if self._check is None:
+            actions, _, self._state = acted
+        else:
+            actions, _, self._state = self._check.parts(acted, self._env.num_envs)
+            self._check.first(actions, self._env.num_envs)
         if self._changes is not None:
             actions = self._changes.of(np.asarray(actions), self._seen)
         self.steps += 1

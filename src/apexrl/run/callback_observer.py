@@ -134,6 +134,8 @@ class CallbackObserver(IdleObserver):
             return ""
         except KeyboardInterrupt:  # the callback's own
             self._failed = True
+            if self._steering is not None:
+                self._steering.stop("callback")
             return "callback"
         except Exception as error:
             self._failed = True

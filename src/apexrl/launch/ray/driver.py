@@ -110,10 +110,7 @@ class Driver:
         grows = self._plan.most > self._plan.least
         orders = ActorOrders(program, in_turn(self._groups[1:]), ledger, staff, self._plan.least if grows else 0)
         shown = polled = -1.0
-        now = time.monotonic()
         while not all(slot.gone for slot in self._slots()):
-            if self._stop_at is not None:  # callbacks may take long: of that time nobody is to be killed
-                self._stop_at += time.monotonic() - now
             self._sleep()
             now = time.monotonic()
             self._heed_interrupts()
@@ -135,6 +132,8 @@ class Driver:
             if now - shown >= _PERIOD_SECONDS:
                 shown = now
                 ledger.show()
+                if self._stop_at is not None:  # in a call that took long nobody could hear of the stop
+                    self._stop_at += time.monotonic() - now
         self._output.step(1.0)
         self._tick(time.monotonic())
         ledger.show()
