@@ -57,7 +57,7 @@ def test_so_is_a_line_of_a_file(text: str, name: str, ours: str) -> None:
     ("words", "told"),
     [
         (["--total-timesteps", "1000"], "there is no --total-timesteps: here it is --env-steps"),
-        (["--no-double"], "a resumed run keeps its --double: leave --double out. For another value"),
+        (["--no-double"], "a resumed run keeps its --double: leave --no-double out. For another value"),
         (["--lr=0.1"], "a resumed run keeps its --learning-rate: leave --lr out. For another value"),
     ],
 )

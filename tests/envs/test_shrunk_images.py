@@ -112,6 +112,9 @@ def test_whole_numbers_in_floats_are_rounded_and_what_does_not_fit_is_passed_on(
     seen, _ = Camera().reset(seed=1)
     floats = shown({**seen, "camera": seen["camera"].astype(np.float64)})["camera"]
     np.testing.assert_array_equal(floats, shown(seen)["camera"])
+    fractions = shown({**seen, "camera": seen["camera"] / 255.0})["camera"]
+    assert fractions.dtype == np.float64
+    assert 0.0 < fractions.mean() < 1.0
     odd = {"camera": seen["camera"][:5], "other": 1, "more": (1,)}
     assert shown(odd).keys() == odd.keys()
     assert shown(odd)["camera"].shape == (5, 200, 3)
@@ -128,7 +131,21 @@ def test_sizes_that_leave_no_image_are_refused(size: int, shape: tuple[int, ...]
         ShrunkImages(Odd(), size)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int32", "uint64", "int64"])
+def test_the_greatest_numbers_stay_great(dtype: str) -> None:
+    for end in (np.iinfo(dtype).min, np.iinfo(dtype).max):
+        small = shrunk(np.full((50, 70, 1), end, dtype), 20)
+        np.testing.assert_allclose(small.astype(np.float64), float(end), rtol=1e-15)
+
+
 def test_bits_are_no_picture() -> None:
+    mask = gym.spaces.Box(0, 1, (200, 200, 1), np.bool_)
+
+    class Masked(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Dict({"mask": mask, "seen": gym.spaces.Box(0, 255, (200, 200, 3), np.uint8)})
+
+    shapes = {name: space.shape for name, space in ShrunkImages(Masked(), 84).observation_space.items()}  # type: ignore[attr-defined]
+    assert shapes == {"mask": (200, 200, 1), "seen": (84, 84, 3)}
     facts = EnvFacts(env_spec(gym.spaces.MultiBinary((200, 200, 3)), gym.spaces.Discrete(2)), shrinks=True)
     assert facts.image_side == 200
     assert default_image_size(facts) == 0

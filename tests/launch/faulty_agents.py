@@ -173,3 +173,14 @@ class KeepsTooMany(LinearQ):
     def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
         acted = super().act(observations, state, exploration, greedy)
         return acted._replace(state={"h": np.zeros((len(exploration) + 1, 2), np.float32)})
+
+
+class RecordsLists(Records):
+    """Not as arrays, which the replay makes of them."""
+
+    def told(self, count: int) -> Any:
+        return [[0.0, 0.5, 1.0]] * count
+
+    def act(self, observations: Any, state: Any, exploration: Any, greedy: bool = False) -> Acted:
+        acted = super().act(observations, state, exploration, greedy)
+        return acted._replace(state={"h": [[0.0, 1.0]] * len(exploration)})

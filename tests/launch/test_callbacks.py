@@ -107,18 +107,20 @@ def test_a_run_with_a_callback(tmp_path: Path) -> None:
 class Failing(Callback):
     """Raises in one method."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, error: type[BaseException] = ValueError) -> None:
+        self.error = error
         setattr(self, method, self._fail)
 
     def _fail(self, *args: Any) -> None:
-        raise ValueError("the callback's own words")
+        raise self.error("the callback's own words")
 
 
-def test_an_error_of_a_callback_stops_the_run_after_a_checkpoint(tmp_path: Path) -> None:
-    words = r"callback Failing: on_evaluation raised ValueError: the callback's own words \(.*test_callbacks.py:\d+\)"
-    with pytest.raises(CallbackError, match=words) as caught:
-        launch(telling(tmp_path), [CallbackObserver(Failing("on_evaluation"))])
-    assert isinstance(caught.value.__cause__, ValueError)
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_error_of_a_callback_stops_the_run_after_a_checkpoint(tmp_path: Path, error: type[BaseException]) -> None:
+    raised = rf"on_evaluation raised {error.__name__}: the callback's own words \(.*test_callbacks.py:\d+\)"
+    with pytest.raises(CallbackError, match=f"callback Failing: {raised}") as caught:
+        launch(telling(tmp_path), [CallbackObserver(Failing("on_evaluation", error))])
+    assert isinstance(caught.value.__cause__, error)
     folder = RunFolder(tmp_path / "run")
     assert folder.summary()["stopped_by"] == "error"
     assert "the callback's own words" in folder.summary()["error"]

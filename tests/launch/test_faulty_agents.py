@@ -98,6 +98,13 @@ def test_extras_that_are_not_as_declared_name_agent_and_field(
 
 
 @pytest.mark.parametrize("topology", ["apex", "seed"])
+def test_extras_and_states_may_be_lists(tmp_path: Path, topology: str) -> None:
+    summary = launch(replace(own(tmp_path, "RecordsLists"), topology=topology))
+    assert summary["stopped_by"] != "error"
+    assert summary["env_steps"] > 0
+
+
+@pytest.mark.parametrize("topology", ["apex", "seed"])
 @pytest.mark.parametrize(
     ("name", "what"),
     [

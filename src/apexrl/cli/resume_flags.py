@@ -80,8 +80,8 @@ def parse_resume(words: Sequence[str]) -> Resume:
             raise ConfigError(f"there is no {flag(name)}: here it is {flag(ours)}")
         if name not in known and ours in known_settings():
             raise ConfigError(
-                f"a resumed run keeps its {flag(ours)}: leave {flag(name)} out. For another value begin a new run from "
-                "this one's weights: apexrl train … --initial-weights RUN"
+                f"a resumed run keeps its {flag(ours)}: leave {word.partition('=')[0]} out. For another value begin a "
+                "new run from this one's weights: apexrl train … --initial-weights RUN"
             )
     return parse(Resume, words, "resume")
 

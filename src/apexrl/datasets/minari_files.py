@@ -79,7 +79,7 @@ class Dataset:
             of = f" of {self.env}" if self.env else ""
             raise DatasetError(
                 f"dataset {self.where}{of} does not fit the environment: it has {own}, and the environment {other}. "
-                "Choose the --env of the dataset, wrapped alike"
+                "Choose the --env of the dataset, wrapped alike (--image-size, --atari)"
             )
 
     def __iter__(self) -> Iterator[Episode]:

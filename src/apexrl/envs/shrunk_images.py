@@ -36,33 +36,46 @@ def shrunk(image: Array, size: int, ndim: int = 0) -> Array:
         ndim: axes of one image, 2 or 3; 0: all.
 
     Returns:
-        Of the same dtype; whole numbers are rounded.
+        Of the same dtype; whole numbers are rounded. Those of 64 bits are as exact as float64 is.
     """
     ndim = ndim or image.ndim
     shape = image.shape[image.ndim - ndim :]
     height, width = sides_of(shape)
-    rows, columns = _averages(height, min(height, size)), _averages(width, min(width, size))
-    values: Any = image.astype(np.float32, copy=False)
+    dtype = "float32" if image.dtype.itemsize < 4 or image.dtype == np.float32 else "float64"
+    rows, columns = _averages(height, min(height, size), dtype), _averages(width, min(width, size), dtype)
+    values: Any = image.astype(dtype, copy=False)
     if channels_last(shape):
         flat = rows @ values.reshape(*values.shape[:-2], width * shape[-1])
         parts = np.ascontiguousarray(flat.reshape(*flat.shape[:-1], width, shape[-1]).swapaxes(-1, -2))
         values = (parts.reshape(-1, width) @ columns.T).reshape(*parts.shape[:-1], len(columns)).swapaxes(-1, -2)
     else:
         values = rows @ values @ columns.T
-    return np.ascontiguousarray(np.rint(values) if image.dtype.kind in "iu" else values, dtype=image.dtype)
+    if image.dtype.kind in "iu":
+        info = np.iinfo(cast("Any", image.dtype))
+        values = np.clip(np.rint(values), info.min, info.max if info.bits < 64 else np.nextafter(float(info.max), 0.0))
+    return np.ascontiguousarray(values, dtype=image.dtype)
+
+
+def as_whole(image: Array, dtype: str) -> Array:
+    """An image in the whole numbers of ``dtype`` where it holds such in another one; else as it is."""
+    if np.dtype(dtype).kind not in "iu" or image.dtype == dtype:
+        return image
+    with np.errstate(invalid="ignore"):
+        whole = image.astype(dtype)
+    return whole if np.array_equal(whole, image) else image
 
 
 @lru_cache(maxsize=64)
-def _averages(long: int, short: int) -> Array:
-    """Which part each of ``short`` pixels has of each of ``long``: float32 [short, long], rows of sum 1."""
+def _averages(long: int, short: int, dtype: str) -> Array:
+    """Which part each of ``short`` pixels has of each of ``long``: [short, long], rows of sum 1."""
     edges = np.arange(short + 1) * (long / short)
     pixels = np.arange(long)
     shared = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    return cast("Array", (np.maximum(shared, 0.0) * (short / long)).astype(np.float32))
+    return cast("Array", (np.maximum(shared, 0.0) * (short / long)).astype(dtype))
 
 
 def _is_large(space: gym.Space[Any], size: int) -> bool:
-    if not isinstance(space, gym.spaces.Box):
+    if not isinstance(space, gym.spaces.Box) or space.dtype == np.bool_:  # bits have no averages
         return False
     return is_image(space.shape, str(space.dtype)) and max(sides_of(space.shape)) > size
 
@@ -93,5 +106,4 @@ def _shown(space: gym.Space[Any], observation: Any, size: int) -> Any:
     image = np.asarray(observation)
     if image.shape != space.shape or image.dtype.kind not in "biuf":
         return observation
-    small = shrunk(image, size)
-    return np.rint(small) if cast("Any", space.dtype).kind in "iu" and image.dtype.kind == "f" else small
+    return shrunk(as_whole(image, str(space.dtype)), size)

@@ -183,10 +183,9 @@ class LoadedAgent:
         shape = value.shape[-ndim:]
         if shape == field.shape or shrunk_shape(shape, self._image_size) != field.shape:
             return value
-        from apexrl.envs.shrunk_images import shrunk
+        from apexrl.envs.shrunk_images import as_whole, shrunk
 
-        small = shrunk(value, self._image_size, ndim)
-        return np.rint(small) if np.dtype(field.dtype).kind in "iu" and small.dtype.kind == "f" else small
+        return shrunk(as_whole(value, field.dtype), self._image_size, ndim)
 
 
 def _as_numbers(name: str, value: Array, field: Field) -> Array:

@@ -29,6 +29,7 @@ class ActionCheck:
         self._space = space
         self._records = records
         self._looked_at: set[bool] = set()
+        self._has_lists = False  # in place of arrays
 
     def parts(self, acted: Any, count: int) -> tuple[Array, dict[str, Array], State]:
         """Actions, extras and state of what ``act`` returned for ``count`` environments.
@@ -48,6 +49,11 @@ class ActionCheck:
             if self._records is not None:
                 self._look_at_extras(extras, self._records, count)
             self._look_at_state(state, self._records or {}, count)
+            values = [*extras.values(), *(state or {}).values()] if self._records is not None else []
+            self._has_lists = any(not hasattr(value, "dtype") for value in values)
+        if self._has_lists and self._records is not None:
+            extras = {name: np.asarray(value, self._records[name].dtype) for name, value in extras.items()}
+            state = {name: np.asarray(value) for name, value in state.items()} if state else state
         return actions, extras, state
 
     def _look_at_extras(self, extras: Any, records: Mapping[str, Field], count: int) -> None:

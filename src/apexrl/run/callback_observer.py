@@ -137,7 +137,7 @@ class CallbackObserver(IdleObserver):
             if self._steering is not None:
                 self._steering.stop("callback")
             return "callback"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._failed = True
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if not frame.filename.startswith(_OURS)]
